@@ -1,8 +1,9 @@
 """Measures the cost of TLS: the same all_reduce over plain and over encrypted links.
 
-Two ranks hold two groups, one plain and one encrypted, and call them alternately, so
-that a disturbance of the machine affects both. The virtual LAN needs root;
-``--where loopback`` and ``--where shm`` do not.
+Every rank holds three groups and calls them in turn, so that a disturbance of the
+machine affects all: plain, encrypted as by default (sealed records), and encrypted as
+with a peer that has only TLS records. The virtual LAN needs root; ``--where loopback``
+and ``--where shm`` do not.
 
     .venv/bin/python benchmarks/tls.py
 """
@@ -17,9 +18,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+
+import ringleader
 
 MIB = 1 << 20
 ENVIRONMENTS = ("lan", "loopback", "shm")
@@ -27,7 +31,7 @@ LIMIT = 1.05
 """Limit for the time with TLS relative to plain, on a LAN of 1 Gbit/s."""
 LIMIT_FROM_MIB = 16
 """The limit applies from this size; smaller messages take some microseconds longer."""
-PORTS = {"plain": 5101, "tls": 5201}
+PORTS = {"plain": 5101, "tls": 5201, "tls records": 5301}
 
 
 def main() -> None:
@@ -39,6 +43,7 @@ def main() -> None:
         "--rate", default="1gbit", help="rate of the LAN, in tc's units"
     )
     parser.add_argument("--sizes", type=float, nargs="+", default=[16, 64], help="MiB")
+    parser.add_argument("--hosts", type=int, default=2, help="ranks, one per host")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=Path, help="write all rounds to this file")
     options = parser.parse_args()
@@ -46,30 +51,36 @@ def main() -> None:
         work(json.loads(options.worker))
         return
     found = {
-        where: measure(where, options.rate, options.sizes, options.rounds)
+        where: measure(
+            where, options.rate, options.hosts, options.sizes, options.rounds
+        )
         for where in options.where or ENVIRONMENTS
     }
     show(found)
     if options.json:
         from machine import describe
 
-        text = json.dumps({"machine": describe(), "rate": options.rate, **found})
+        about = {"rate": options.rate, "hosts": options.hosts}
+        text = json.dumps({"machine": describe(), **about, **found})
         options.json.write_text(text + "\n")
 
 
-def measure(where: str, rate: str, sizes: list[float], rounds: int) -> dict[str, Any]:
+def measure(
+    where: str, rate: str, num_hosts: int, sizes: list[float], rounds: int
+) -> dict[str, Any]:
     """Return the rounds of rank 0 and the load of the machine."""
     from ringleader.simulation.lan import lan
 
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        files = make_credentials(home)
+        files = make_credentials(home, num_hosts)
         if where == "lan":
-            net = stack.enter_context(lan(hosts=2, rate=rate))
+            net = stack.enter_context(lan(hosts=num_hosts, rate=rate))
             starts = [host.popen for host in net.hosts]
             hosts = [host.address for host in net.hosts]
         else:
-            starts, hosts = [subprocess.Popen] * 2, ["127.0.0.1"] * 2
+            starts = [subprocess.Popen] * num_hosts
+            hosts = ["127.0.0.1"] * num_hosts
         job = {"hosts": hosts, "where": where, "sizes": sizes, "rounds": rounds}
         workers = [
             start(
@@ -90,14 +101,14 @@ def measure(where: str, rate: str, sizes: list[float], rounds: int) -> dict[str,
     return {"load": os.getloadavg()[0], **json.loads(outputs[0])}
 
 
-def make_credentials(home: Path) -> list[str]:
-    """Create the credential files of two nodes of one cluster; return their paths."""
+def make_credentials(home: Path, num_hosts: int) -> list[str]:
+    """Create the credential files of nodes of one cluster; return their paths."""
     from ringleader.identity.cluster_secret import ClusterSecret, Secret
     from ringleader.identity.credentials import Credentials
     from ringleader.identity.node_key import NodeKey
 
     cluster = ClusterSecret(root=Secret(os.urandom(32)))
-    paths = [home / f"rank{rank}" for rank in range(2)]
+    paths = [home / f"rank{rank}" for rank in range(num_hosts)]
     for path in paths:
         Credentials.issue(cluster, NodeKey.ephemeral()).to_file(path)
     return [str(path) for path in paths]
@@ -107,21 +118,11 @@ def work(job: dict[str, Any]) -> None:
     """Run one rank: both groups, all sizes."""
     import torch
 
-    import ringleader
-
     torch.set_num_threads(1)
-    transport = "auto" if job["where"] == "shm" else "tcp"
     results: dict[str, Any] = {"links": {}, "sizes": {}}
     with ExitStack() as stack:
-        groups = {}
-        for kind, port in PORTS.items():
-            os.environ["RINGLEADER_CREDENTIALS"] = (
-                job["credentials"] if kind == "tls" else ""
-            )
-            os.environ["RINGLEADER_PLAINTEXT"] = "0" if kind == "tls" else "1"
-            peers = [f"{host}:{port + i}" for i, host in enumerate(job["hosts"])]
-            group = ringleader.group(peers, job["rank"], transport=transport)
-            groups[kind] = stack.enter_context(group)
+        groups = {kind: stack.enter_context(form(job, kind)) for kind in PORTS}
+        for kind, group in groups.items():
             results["links"][kind] = next(iter(group.links().values()))
         for size in job["sizes"]:
             tensor = torch.zeros(int(size * MIB) // 4)
@@ -129,12 +130,13 @@ def work(job: dict[str, Any]) -> None:
             for turn in range(job["rounds"] + 1):
                 for kind, group in groups.items():
                     tensor.fill_(group.rank + 1)
+                    total = group.size * (group.size + 1) // 2
                     group.barrier()
                     cpu_s, began_s = time.process_time(), time.perf_counter()
                     group.all_reduce(tensor)
                     took_s = time.perf_counter() - began_s
                     used_s = time.process_time() - cpu_s
-                    assert bool((tensor == 3).all())
+                    assert bool((tensor == total).all())
                     if turn:  # the first round warms up
                         rows[kind]["s"].append(took_s)
                         rows[kind]["cpu_s"].append(used_s)
@@ -143,29 +145,59 @@ def work(job: dict[str, Any]) -> None:
         print(json.dumps(results))
 
 
+def form(job: dict[str, Any], kind: str) -> ringleader.Group:
+    """Form the group with one kind of links."""
+    is_plain = kind == "plain"
+    os.environ["RINGLEADER_CREDENTIALS"] = "" if is_plain else job["credentials"]
+    os.environ["RINGLEADER_PLAINTEXT"] = "1" if is_plain else "0"
+    peers = [f"{host}:{PORTS[kind] + i}" for i, host in enumerate(job["hosts"])]
+    transport = "auto" if job["where"] == "shm" else "tcp"
+    with only_tls_records() if kind == "tls records" else nullcontext():
+        return ringleader.group(peers, job["rank"], transport=transport)
+
+
+@contextmanager
+def only_tls_records() -> Iterator[None]:
+    """Load credentials that do not offer sealed records."""
+    from ringleader.groups import link_credentials
+    from ringleader.identity.certificates import tls_context
+
+    offers, tls_context.can_seal = tls_context.can_seal, lambda: False
+    link_credentials._loaded.clear()
+    try:
+        yield
+    finally:
+        tls_context.can_seal = offers
+        link_credentials._loaded.clear()
+
+
 def show(found: dict[str, Any]) -> None:
     """Print a table of medians; the ratio is the median over pairs of rounds."""
     print(
-        f"{'where':9} {'MiB':>4} {'plain ms':>9} {'tls ms':>9} {'MB/s':>6} "
-        f"{'cost':>7} {'cpu plain':>9} {'cpu tls':>8}  links"
+        f"{'where':9} {'MiB':>4} {'links':12} {'ms':>8} {'MB/s':>6} "
+        f"{'of plain':>8} {'cpu ms':>7}"
     )
     for where, result in found.items():
         for size, rows in result["sizes"].items():
-            plain, tls = rows["plain"], rows["tls"]
-            ratio = statistics.median(
-                b / a for a, b in zip(plain["s"], tls["s"], strict=True)
-            )
-            took = {k: statistics.median(rows[k]["s"]) for k in rows}
-            cpu = {k: statistics.median(rows[k]["cpu_s"]) for k in rows}
-            speed = float(size) * MIB / took["tls"] / 1e6
-            verdict = ""
-            if where == "lan" and float(size) >= LIMIT_FROM_MIB:
-                verdict = "  ok" if ratio <= LIMIT else f"  ABOVE {LIMIT - 1:.0%}"
-            times = f"{took['plain'] * 1e3:9.2f} {took['tls'] * 1e3:9.2f}"
-            cores = f"{cpu['plain'] * 1e3:6.1f} ms {cpu['tls'] * 1e3:5.1f} ms"
-            kinds = f"{result['links']['plain']}/{result['links']['tls']}"
-            cost = f"{speed:6.0f} {ratio - 1:+7.1%}"
-            print(f"{where:9} {size:>4} {times} {cost} {cores}  {kinds}{verdict}")
+            for kind, row in rows.items():
+                show_row(where, size, kind, row, rows["plain"])
+
+
+def show_row(
+    where: str, size: str, kind: str, row: dict[str, Any], plain: dict[str, Any]
+) -> None:
+    """Print one kind of links: time, speed, speed relative to plain, CPU time."""
+    pairs = zip(plain["s"], row["s"], strict=True)
+    ratio = statistics.median(a / b for a, b in pairs)
+    took_s, cpu_s = (statistics.median(row[k]) for k in ("s", "cpu_s"))
+    speed = float(size) * MIB / took_s / 1e6
+    verdict = ""
+    if kind == "tls" and where == "lan" and float(size) >= LIMIT_FROM_MIB:
+        verdict = "  ok" if 1 / ratio <= LIMIT else f"  ABOVE {LIMIT - 1:.0%}"
+    print(
+        f"{where:9} {size:>4} {kind:12} {took_s * 1e3:8.2f} {speed:6.0f} "
+        f"{ratio:8.3f} {cpu_s * 1e3:7.1f}{verdict}"
+    )
 
 
 if __name__ == "__main__":

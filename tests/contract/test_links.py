@@ -22,6 +22,7 @@ from ringleader.transport.listening_socket import listen
 from ringleader.transport.secure_socket import SecureSocket
 from ringleader.transport.shm_link import ShmLink, ShmPeer
 from ringleader.transport.socket_link import STRIPE_BYTES, SocketLink, StripedLink
+from ringleader.wire.sealed_record import ALPN
 
 POLLIN = 1
 
@@ -55,21 +56,34 @@ def tcp6_pair() -> tuple[Link, Link]:
 
 
 @cache
-def credentials(rank: int) -> Credentials:
-    """One node of a cluster for each end."""
-    return Credentials.issue(ClusterSecret(root=Secret(bytes(32))), NodeKey.ephemeral())
+def credentials(rank: int, *, seals: bool = True) -> Credentials:
+    """One node of a cluster for each end; ``seals``: it offers sealed records."""
+    secret = ClusterSecret(root=Secret(bytes(32)))
+    made = Credentials.issue(secret, NodeKey.ephemeral())
+    if not seals:
+        for context in (made.client, made.server):
+            context.set_alpn_protocols([ALPN])
+    return made
 
 
 def _tls_pair(
     sockets: tuple[socket.socket, socket.socket] | None = None,
+    *,
+    seals: bool = True,
 ) -> tuple[SocketLink, SocketLink]:
     dialled, accepted = sockets or _tcp_sockets("127.0.0.1")
-    left = SecureSocket(dialled, credentials(LEFT), RIGHT)
-    right = SecureSocket(accepted, credentials(RIGHT), LEFT, is_server=True)
+    ours, theirs = (credentials(rank, seals=seals) for rank in (LEFT, RIGHT))
+    left = SecureSocket(dialled, ours, RIGHT)
+    right = SecureSocket(accepted, theirs, LEFT, is_server=True)
     deadline = Deadline.after(60.0)
     while left.shake() | right.shake():
         assert not deadline.is_over()
-    assert (left.node, right.node) == (credentials(RIGHT).node, credentials(LEFT).node)
+    assert (left.node, right.node) == (theirs.node, ours.node)
+    assert (left.writer is not None) == (right.writer is not None) == seals
+    for sender, receiver in ((left, right), (right, left)):  # as hello and reply do
+        assert sender.send(b"hello") == 5
+        wait_ready([(receiver.fileno(), POLLIN)], 60.0)
+        assert receiver.recv(10) == b"hello"
     return SocketLink(left, RIGHT, "tls"), SocketLink(right, LEFT, "tls")
 
 
@@ -80,6 +94,20 @@ def tls_pair() -> tuple[Link, Link]:
 def tls_memory_pair() -> tuple[Link, Link]:
     """Over a Unix socket, whose small buffer cuts records in the middle."""
     return _tls_pair(memory_link.socket_pair())
+
+
+def tls_records_pair() -> tuple[Link, Link]:
+    """With a peer that cannot seal records."""
+    return _tls_pair(seals=False)
+
+
+def tls_thread_pair() -> tuple[Link, Link]:
+    """Links that send long views in a thread."""
+    left, right = _tls_pair()
+    for link in (left, right):
+        link.use_thread()
+        link.try_send = link.try_send_behind  # type: ignore[method-assign]
+    return left, right
 
 
 def _striped(
@@ -133,6 +161,8 @@ PAIRS: dict[str, Callable[[], tuple[Link, Link]]] = {
     "tcp-x3": _striped(3),
     "tls": tls_pair,
     "tls-unix": tls_memory_pair,
+    "tls-records": tls_records_pair,
+    "tls-thread": tls_thread_pair,
     "tls-x3": _striped(3, _tls_pair),
     "shm": shm_pair,
     "shm-doorbell": doorbell_pair,

@@ -19,11 +19,12 @@ from ringleader.identity.cluster_secret import ClusterSecret, Secret
 from ringleader.identity.credentials import Credentials
 from ringleader.identity.node_key import NodeKey
 from ringleader.ids import NodeId
-from ringleader.transport import memory_link, secure_socket
+from ringleader.transport import memory_link, secure_socket, tls_records
 from ringleader.transport.link import POLLIN, POLLOUT
 from ringleader.transport.secure_socket import SecureSocket
 from ringleader.transport.socket_link import SocketLink
 from ringleader.transport.tls_credentials import TlsCredentials
+from ringleader.wire.sealed_record import ALPN
 
 Ends = tuple[SecureSocket, SecureSocket]
 
@@ -35,8 +36,13 @@ def issue(cluster: int = 0) -> Credentials:
 
 
 @cache
-def member(number: int) -> Credentials:
-    return issue()
+def member(number: int, *, seals: bool = True) -> Credentials:
+    """A node of a cluster; ``seals``: it offers sealed records."""
+    made = issue()
+    if not seals:
+        for context in (made.client, made.server):
+            context.set_alpn_protocols([ALPN])
+    return made
 
 
 @dataclass
@@ -118,10 +124,14 @@ def first_read(sock: SecureSocket) -> BaseException | bytes:
 
 
 @contextlib.contextmanager
-def connected() -> Iterator[Ends]:
-    with ends(member(0), member(1)) as pair:
+def connected(*, seals: bool = True) -> Iterator[Ends]:
+    with ends(member(0, seals=seals), member(1, seals=seals)) as pair:
         assert shake(pair) == (None, None)
         yield pair
+
+
+both = pytest.mark.parametrize("seals", [True, False], ids=["sealed", "tls"])
+"""Sealed records, and those of TLS."""
 
 
 # -- handshake ---------------------------------------------------------------------
@@ -175,7 +185,7 @@ def test_another_cluster_is_refused() -> None:
 def test_a_server_of_another_cluster_is_not_trusted() -> None:
     """A former member knows the SNI key; that alone does not admit it."""
     with ends(odd(name=member(1).server_name()), odd(issue(cluster=1))) as pair:
-        pair[1]._tls.context.sni_callback = None
+        pair[1]._records.tls.context.sni_callback = None
         mine, theirs = shake(pair)
         assert isinstance(mine, PeerUntrusted)
         assert "its certificate is not from this cluster" in str(mine)
@@ -205,7 +215,7 @@ def test_who_shows_no_certificate_gets_nowhere() -> None:
     client = odd()
     client.client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.client.check_hostname = False
-    client.client.set_alpn_protocols([secure_socket.ALPN])
+    client.client.set_alpn_protocols([ALPN])
     authority = server._verifier.authority.public_bytes(Encoding.DER)
     client.client.load_verify_locations(cadata=authority)
     with ends(client, server) as pair:
@@ -236,7 +246,7 @@ def test_the_protocol_inside_is_ours(protocols: list[str]) -> None:
     with ends(client, member(1)) as pair:
         mine, theirs = shake(pair)
         assert isinstance(mine, PeerUntrusted)
-        assert f"not {secure_socket.ALPN}" in str(mine)
+        assert f"not {ALPN}" in str(mine)
         assert isinstance(theirs, PeerUntrusted | ConnectionError)
         assert not pair[1].node
 
@@ -293,9 +303,9 @@ def test_who_hangs_up_in_the_handshake_is_lost_and_not_untrusted() -> None:
 def test_an_endless_handshake_does_not_keep_us(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hello in fragments of one byte: every step ends after a few of them."""
     left, right = memory_link.socket_pair()
-    monkeypatch.setattr(secure_socket, "RECORD_BYTES", 6)  # what a step fetches at once
+    monkeypatch.setattr(tls_records, "RECORD_BYTES", 6)  # what a step fetches at once
     with left, SecureSocket(right, member(1), "there", is_server=True) as accepted:
-        accepted._fetched = memoryview(bytearray(6))
+        accepted._records._fetched = memoryview(bytearray(6))
         hello = b"\1\0\x02\0" + bytes(512)
         left.send(b"".join(b"\x16\3\1\0\1" + bytes([byte]) for byte in hello))
         assert accepted.shake() == POLLIN
@@ -329,22 +339,26 @@ def take(sock: SecureSocket, size: int) -> bytes:
 NOISE = bytes(range(251)) * 40_000
 
 
-def test_a_record_that_was_cut_goes_on_where_it_was_cut() -> None:
-    with connected() as (left, right):
+@both
+def test_a_record_that_was_cut_goes_on_where_it_was_cut(seals: bool) -> None:
+    with connected(seals=seals) as (left, right):
         sent = fill(left, NOISE)
         assert left.owes, "a part of the next record has left"
         data = take(right, len(NOISE))
         assert data[:sent] == NOISE[:sent]
         while len(data) < len(NOISE):
-            sent += left.send(memoryview(NOISE)[sent:]) if sent < len(NOISE) else 0
+            with contextlib.suppress(BlockingIOError):
+                sent += left.send(memoryview(NOISE)[sent:])
             data += take(right, len(NOISE))
+        sent += left.send(memoryview(NOISE)[sent:])
         assert sent == len(NOISE)
         assert data == NOISE
         assert not left.owes
 
 
-def test_a_shorter_view_after_a_cut_counts_no_byte_twice() -> None:
-    with connected() as (left, right):
+@both
+def test_a_shorter_view_after_a_cut_counts_no_byte_twice(seals: bool) -> None:
+    with connected(seals=seals) as (left, right):
         sent = fill(left, NOISE)
         data = take(right, len(NOISE))
         for size in (1, 2, 100, 70_000):
@@ -357,22 +371,25 @@ def test_a_shorter_view_after_a_cut_counts_no_byte_twice() -> None:
         assert data[:sent] == NOISE[:sent]
 
 
-def test_reading_goes_on_while_writing_is_blocked() -> None:
-    with connected() as (left, right):
+@both
+def test_reading_goes_on_while_writing_is_blocked(seals: bool) -> None:
+    with connected(seals=seals) as (left, right):
         fill(left, NOISE)
         right.send(b"still here")
         assert left.recv(100) == b"still here"
 
 
-def test_one_read_takes_many_records() -> None:
-    with connected() as (left, right):
+@both
+def test_one_read_takes_many_records(seals: bool) -> None:
+    with connected(seals=seals) as (left, right):
         for _ in range(100):
             assert left.send(b"0123456789") == 10
         assert right.recv(1000) == b"0123456789" * 100
 
 
-def test_what_is_decrypted_and_not_taken_counts_as_work() -> None:
-    with connected() as (left, right):
+@both
+def test_what_is_decrypted_and_not_taken_counts_as_work(seals: bool) -> None:
+    with connected(seals=seals) as (left, right):
         link = SocketLink(right, 0, "tls")
         left.send(bytes(range(100)))
         assert right.recv(10) == bytes(range(10))
@@ -385,9 +402,9 @@ def test_what_is_decrypted_and_not_taken_counts_as_work() -> None:
 
 
 def test_half_a_record_is_no_work() -> None:
-    with connected() as (left, right):
-        left._tls.write(b"one whole record")
-        record = left._outgoing.read()
+    with connected(seals=False) as (left, right):
+        left._records.tls.write(b"one whole record")
+        record = left._records.outgoing.read()
         socket.socket.send(left, record[:10])
         with pytest.raises(BlockingIOError):
             right.recv(100)
@@ -400,10 +417,10 @@ def test_half_a_record_is_no_work() -> None:
 def test_a_flipped_bit_ends_the_stream_before_a_byte_of_it_is_handed_out(
     at: int,
 ) -> None:
-    with connected() as (left, right):
+    with connected(seals=False) as (left, right):
         left.send(b"good")
-        left._tls.write(b"evil" * 100)
-        record = bytearray(left._outgoing.read())
+        left._records.tls.write(b"evil" * 100)
+        record = bytearray(left._records.outgoing.read())
         record[at] ^= 1
         socket.socket.send(left, record)
         left.shutdown(socket.SHUT_WR)
@@ -417,9 +434,9 @@ def test_a_flipped_bit_ends_the_stream_before_a_byte_of_it_is_handed_out(
 
 
 def test_a_replayed_record_ends_the_stream() -> None:
-    with connected() as (left, right):
-        left._tls.write(b"pay me")
-        record = left._outgoing.read()
+    with connected(seals=False) as (left, right):
+        left._records.tls.write(b"pay me")
+        record = left._records.outgoing.read()
         socket.socket.send(left, record + record)
         assert right.recv(100) == b"pay me"
         with pytest.raises(ConnectionResetError, match="integrity check"):
@@ -427,9 +444,9 @@ def test_a_replayed_record_ends_the_stream() -> None:
 
 
 def test_a_cut_stream_is_an_end_and_half_a_record_is_dropped() -> None:
-    with connected() as (left, right):
-        left._tls.write(b"never arrives")
-        socket.socket.send(left, left._outgoing.read()[:-1])
+    with connected(seals=False) as (left, right):
+        left._records.tls.write(b"never arrives")
+        socket.socket.send(left, left._records.outgoing.read()[:-1])
         left.close()
         assert right.recv(100) == b""
 

@@ -23,9 +23,13 @@ from ringleader.groups.group import Group, handle_of
 from ringleader.groups.postponed_calls import PostponedCalls
 from ringleader.settings import helper_threads
 from ringleader.settings.launch import local_size
+from ringleader.transport.socket_link import SocketLink
 
 _log = logging.getLogger("ringleader")
 
+CORES_TO_SEND_BEHIND = 4
+"""Cores per rank of this host from which a thread may send beside the engine's. With
+fewer it takes its core from the engine or from the training."""
 MAX_CORES = 2048
 """Cores with higher numbers are not counted."""
 _ROW = struct.Struct(f"<diii?{MAX_CORES // 8}s")
@@ -38,6 +42,7 @@ def share_cores(formed: Group, num_local: int, deadline: Deadline) -> None:
     ``num_local``: ranks of this host in other groups of this process. All ranks call
     it, after they have learnt the network.
     """
+    _send_behind(formed, num_local)
     shared = handle_of(formed).executor.shared
     if shared is None or not handle_of(formed).network.shares_memory:
         return
@@ -57,6 +62,18 @@ def share_cores(formed: Group, num_local: int, deadline: Deadline) -> None:
         own = counters.pop(formed.rank)
         runner.postponed = PostponedCalls(own, counters)
     shared.use_helpers(Helpers(chosen.count, set_threads, is_computing))
+
+
+def _send_behind(formed: Group, num_local: int) -> None:
+    """Let a thread per encrypted link seal and send, if this rank has a core for it."""
+    mesh = handle_of(formed).mesh
+    num_ranks = max(num_local, local_size(), 1 + len(mesh.shm_peers))
+    asked, cores = helper_threads(), int(min(len(_affinity()), cpu_quota()))
+    if asked == 0 or (asked is None and cores < CORES_TO_SEND_BEHIND * num_ranks):
+        return
+    for link in mesh.bulk.values():
+        if isinstance(link, SocketLink):
+            link.use_thread()
 
 
 def here(num_local: int) -> RankCores:

@@ -105,13 +105,16 @@ def a_full_link_takes_nothing_and_wakes_when_drained(left: Link, right: Link) ->
     sent, wanted = fill(left, data)
     following = memoryview(bytes(data) * 2)[sent % len(data) :][: len(data)]
     received = receive(right, sent)
+    # An encrypted link may take bytes of a record that it cannot hand out yet.
+    room = memoryview(bytearray(len(data)))
+    received += bytes(room[: right.try_recv_into(room)])
     assert is_ready(wanted, WAIT_S), "reading on the other end did not wake the sender"
     left.disarm()
     more = try_until(left.try_send, following, WAIT_S)
     assert more, "the link has room, but try_send returned 0"
-    received += receive(right, more)
-    whole = bytes(data) * ((sent + more) // len(data) + 1)
-    same = received == whole[: sent + more]
+    received += receive(right, max(0, sent + more - len(received)))
+    whole = bytes(data) * (len(received) // len(data) + 1)
+    same = received == whole[: len(received)]
     assert same, "bytes sent while the link filled up were lost or changed"
 
 

@@ -26,6 +26,8 @@ class Link(Protocol):
 
     peer: int
     kind: str
+    sends_behind: bool
+    """Whether ``try_send_behind`` returns before it has sent."""
 
     @property
     def sent_bytes(self) -> int:
@@ -44,6 +46,18 @@ class Link(Protocol):
         last one was taken to: it may be longer than the rest, but not hold other bytes,
         because an encrypted link has already begun to send them.
         """
+        ...
+
+    def try_send_behind(self, view: memoryview) -> int:
+        """``try_send`` for long streams: a thread may send while the caller goes on.
+
+        What it sent is counted by the next calls, and until then it reads ``view``. So
+        a caller whose operation fails calls ``stop_sending`` before it returns.
+        """
+        ...
+
+    def stop_sending(self) -> None:
+        """Read no view any more. The link is of no use then."""
         ...
 
     def try_recv_into(self, view: memoryview) -> int:

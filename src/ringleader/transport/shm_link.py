@@ -178,6 +178,7 @@ class ShmLink:
     """
 
     kind = "shm"
+    sends_behind = False
 
     def __init__(self, shm_peer: ShmPeer) -> None:
         self.peer = shm_peer.peer
@@ -195,6 +196,13 @@ class ShmLink:
         self._take_free = shm_peer.take[Signal.FREE]
         self._post_full = shm_peer.post[Signal.FULL]
         self._post_free = shm_peer.post[Signal.FREE]
+
+    def try_send_behind(self, view: memoryview) -> int:
+        """See Link."""
+        return self.try_send(view)
+
+    def stop_sending(self) -> None:
+        """See Link."""
 
     def try_send(self, view: memoryview) -> int:
         """See Link. Copies into the next free slot."""

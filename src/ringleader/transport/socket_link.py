@@ -6,9 +6,11 @@ This is where bytes of tensors leave the machine.
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 
 from ringleader.errors import PeerLost
 from ringleader.transport.link import POLLIN, POLLOUT, lost
+from ringleader.transport.sealed_writer import SealedWriter
 from ringleader.transport.secure_socket import SecureSocket
 
 STRIPE_BYTES = 256 << 10
@@ -28,6 +30,18 @@ class SocketLink:
         self._recv_into = sock.recv_into
         self._secure = sock if isinstance(sock, SecureSocket) else None
         self._sent = self._received = 0
+        self.sends_behind = False
+        self._writer: SealedWriter | None = None
+        """The one with a thread."""
+        self._send_behind: Callable[[memoryview], int] = self._send
+
+    def use_thread(self) -> None:
+        """Let ``try_send_behind`` use a thread, if this link seals its records."""
+        if self._secure is not None and self._secure.writer is not None:
+            self._writer = self._secure.writer
+            self._writer.use_thread()
+            self._send_behind = self._secure.send_behind
+            self.sends_behind = True
 
     @property
     def sent_bytes(self) -> int:
@@ -41,8 +55,20 @@ class SocketLink:
 
     def try_send(self, view: memoryview) -> int:
         """See Link."""
+        return self._try(self._send, view)
+
+    def try_send_behind(self, view: memoryview) -> int:
+        """See Link."""
+        return self._try(self._send_behind, view)
+
+    def stop_sending(self) -> None:
+        """See Link."""
+        if self._writer is not None:
+            self._writer.stop()
+
+    def _try(self, send: Callable[[memoryview], int], view: memoryview) -> int:
         try:
-            sent = self._send(view)
+            sent = send(view)
         except BlockingIOError:
             return 0
         except OSError as exc:
@@ -66,6 +92,8 @@ class SocketLink:
     def arm(self, *, sending: bool, receiving: bool) -> list[tuple[int, int]] | None:
         """See Link."""
         if receiving and self.has_pending():
+            return None
+        if sending and self._writer is not None and self._writer.has_moved():
             return None
         events = (POLLOUT if sending else 0) | (POLLIN if receiving else 0)
         return [(self.sock.fileno(), events)]
@@ -92,6 +120,7 @@ class StripedLink:
     def __init__(self, links: list[SocketLink]) -> None:
         self.peer = links[0].peer
         self.kind = f"{links[0].kind} x {len(links)}"
+        self.sends_behind = False
         self._links = links
         self._sent = 0
         self._received = 0
@@ -105,6 +134,13 @@ class StripedLink:
     def received_bytes(self) -> int:
         """See Link."""
         return sum(link.received_bytes for link in self._links)
+
+    def try_send_behind(self, view: memoryview) -> int:
+        """See Link."""
+        return self.try_send(view)
+
+    def stop_sending(self) -> None:
+        """See Link."""
 
     def _at(self, position: int) -> tuple[SocketLink, int]:
         """Return the connection that carries ``position``, and how many bytes it

@@ -112,6 +112,35 @@ def test_values_are_right_over_encrypted_links(spawn: Spawn) -> None:
         assert found == expected + ([2000.0] if rank != 1 else [])
 
 
+def reduce_much(group: Group, _: Ready) -> tuple[list[float], list[bool]]:
+    """Tensors that a thread sends, by several algorithms; which links have one."""
+    found = []
+    for algorithm in ("ring", "direct", "tree", "doubling"):
+        tensor = torch.arange(3_000_001, dtype=torch.float32) * (group.rank + 1)
+        group.all_reduce(tensor, algorithm=algorithm)
+        found.append(float(tensor[-1]))
+        assert bool((tensor == 6 * torch.arange(3_000_001)).all())
+    outputs = [torch.empty(2_000_000) for _ in range(group.size)]
+    group.all_gather(outputs, torch.full((2_000_000,), float(group.rank)))
+    found += [float(part.sum()) for part in outputs]
+    links = handle_of(group).mesh.bulk.values()
+    return found, [link.sends_behind for link in links]
+
+
+@pytest.mark.parametrize("threads", ["0", "1"])
+def test_values_are_right_with_and_without_a_thread_that_sends(
+    fork_server: ForkServer, tmp_path: Path, threads: str
+) -> None:
+    path = tmp_path / "credentials"
+    issue().to_file(path)
+    env = {"RINGLEADER_CREDENTIALS": str(path), "RINGLEADER_HELPER_THREADS": threads}
+    with spawn_ranks(3, reduce_much, fork_server=fork_server, env=env) as ranks:
+        for rank in ranks:
+            found, behind = rank.result(within_s=120)
+            assert found == [18_000_000.0] * 4 + [0.0, 2_000_000.0, 4_000_000.0]
+            assert behind == [threads == "1"] * 2
+
+
 def describe(group: Group, _: Ready) -> tuple[dict[int, str], bool]:
     tensor = torch.ones(1000)
     group.all_reduce(tensor)
@@ -145,6 +174,32 @@ def test_a_killed_rank_is_named_by_every_survivor(spawn: Spawn) -> None:
             assert isinstance(error, PeerLost)
             assert error.peer == 1, error
             assert rank.ended_at_s - killed_s < LOST_WITHIN_S
+
+
+def reduce_much_for_ever(group: Group, ready: Ready) -> None:
+    tensor = torch.ones(4_000_000)
+    group.all_reduce(tensor)
+    ready()
+    while True:
+        group.all_reduce(tensor, algorithm="ring")
+
+
+def test_a_rank_that_is_killed_while_threads_send_is_named(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
+    path = tmp_path / "credentials"
+    issue().to_file(path)
+    env = {"RINGLEADER_CREDENTIALS": str(path), "RINGLEADER_HELPER_THREADS": "1"}
+    with spawn_ranks(
+        3, reduce_much_for_ever, fork_server=fork_server, env=env
+    ) as ranks:
+        for rank in ranks:
+            rank.wait_ready(within_s=120)
+        ranks[1].kill()
+        for rank in (ranks[0], ranks[2]):
+            error = rank.error(within_s=120)
+            assert isinstance(error, PeerLost)
+            assert error.peer == 1, error
 
 
 def test_a_stopped_rank_is_named_at_the_deadline(spawn: Spawn) -> None:

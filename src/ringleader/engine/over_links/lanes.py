@@ -110,12 +110,17 @@ def move_all(
 ) -> None:
     """Move bytes until every lane is finished."""
     patience = SPINS
-    while outs or ins:
-        waiter.check()
-        if _move_once(outs, ins) is None:
-            patience = _wait_for_a_move(outs, ins, links, waiter, patience)
-        outs = [o for o in outs if not o.is_finished()]
-        ins = [i for i in ins if not i.is_finished()]
+    try:
+        while outs or ins:
+            waiter.check()
+            if _move_once(outs, ins) is None:
+                patience = _wait_for_a_move(outs, ins, links, waiter, patience)
+            outs = [o for o in outs if not o.is_finished()]
+            ins = [i for i in ins if not i.is_finished()]
+    except BaseException:
+        for out in outs:
+            out.link.stop_sending()  # the caller may change its tensors now
+        raise
 
 
 def _move_once(

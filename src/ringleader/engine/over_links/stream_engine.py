@@ -25,6 +25,9 @@ from ringleader.transport.link import Link
 SYSCALL_BYTES = 1 << 20
 """Limit of one system call: large enough to be cheap, small enough that the other
 direction is never starved."""
+BEHIND_BYTES = 4 << 20
+"""What goes to one peer is sent by a thread, where there is one, from this length on:
+waking a thread takes as long as sending a few hundred kilobytes."""
 INBOX_BYTES = 512 << 10
 """Values to be added arrive in an inbox of this size and are added while in cache."""
 ALL_INBOXES_BYTES = 8 << 20
@@ -37,13 +40,16 @@ forward, and a rank that cannot store more would wait for others that wait for i
 class FlowOut:
     """The flows to one peer."""
 
-    __slots__ = ("_flows", "_header", "_next", "link")
+    __slots__ = ("_flows", "_header", "_is_behind", "_next", "_try_send", "link")
 
     def __init__(self, link: Link, flows: list[Flow], header: bytes) -> None:
         self.link = link
         self._flows = [f for f in flows if f.num_bytes]
         self._header = OutgoingHeader(link, header)
         self._next = 0
+        num_bytes = sum(flow.num_bytes for flow in self._flows)
+        self._is_behind = link.sends_behind and num_bytes >= BEHIND_BYTES
+        self._try_send = link.try_send_behind if self._is_behind else link.try_send
 
     def is_finished(self) -> bool:
         return not self._header and self._next == len(self._flows)
@@ -61,13 +67,19 @@ class FlowOut:
             moved = self._header.push()
             if self._header or self._next == len(self._flows):
                 return moved
+        moved = self._push_flow()
+        if moved and self._is_behind and self._next < len(self._flows):
+            self._push_flow()  # so that the thread has work while we receive
+        return moved
+
+    def _push_flow(self) -> bool:
         flow = self._flows[self._next]
         start, limit = flow.done, flow.limit()
         if start == limit:
             return False
         lo = start % flow.wrap if flow.wrap else start
         hi = min(lo + min(limit - start, SYSCALL_BYTES), flow.wrap or limit)
-        sent = self.link.try_send(flow.bytes[lo:hi])
+        sent = self._try_send(flow.bytes[lo:hi])
         flow.done = start + sent
         if flow.done == flow.num_bytes:
             self._next += 1

@@ -19,9 +19,14 @@ from ringleader.errors import ProtocolError
 from ringleader.identity.certificates.authority import LeafCertificate
 from ringleader.identity.certificates.cert_binding import CertificateVerifier
 from ringleader.identity.certificates.sni_auth import SniVerifier
+from ringleader.identity.record_cipher import can_seal
 from ringleader.identity.secret_value import Secret
+from ringleader.wire.sealed_record import ALPN, SEALED_ALPN
 
-ALPN = "ringleader/1"
+
+def offered() -> list[str]:
+    """Return the protocols that this process offers, the best first."""
+    return [SEALED_ALPN, ALPN] if can_seal() else [ALPN]
 
 
 def server_context(
@@ -59,7 +64,7 @@ def check_alpn(
     Python does not fail the handshake in that case.
     """
     spoken = tls.selected_alpn_protocol()
-    if spoken != ALPN:
+    if spoken not in (ALPN, SEALED_ALPN):
         text = f"speaks {spoken or 'no protocol we know'}, and we speak {ALPN}"
         raise ProtocolError(peer, f"{text}; another version of Ringleader?")
 
@@ -75,7 +80,7 @@ def _context(
     context.verify_flags |= ssl.VERIFY_X509_STRICT
     context.load_verify_locations(cadata=verifier.authority.public_bytes(Encoding.DER))
     _load_leaf(context, leaf)
-    context.set_alpn_protocols([ALPN])
+    context.set_alpn_protocols(offered())
     return context
 
 

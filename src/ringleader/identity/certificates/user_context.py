@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from ringleader.identity.certificates.pem import PemCredentials
-from ringleader.identity.certificates.tls_context import ALPN
+from ringleader.identity.certificates.tls_context import offered
 from ringleader.identity.secret_value import Secret
 
 
@@ -101,7 +101,7 @@ def _context(side: int, pem: PemCredentials) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_verify_locations(cadata=pem.authority.decode())
     _load_chain(context, pem)
-    context.set_alpn_protocols([ALPN])
+    context.set_alpn_protocols(offered())
     return context
 
 

@@ -55,6 +55,7 @@ class MpiLink:
     """One end of a link to a rank of MPI. The poller may use it at the same time."""
 
     kind = "mpi"
+    sends_behind = False
 
     def __init__(
         self,
@@ -92,6 +93,13 @@ class MpiLink:
             self._post(bytearray(self._piece))
 
     # -- Link ----------------------------------------------------------------------
+
+    def try_send_behind(self, view: memoryview) -> int:
+        """See Link."""
+        return self.try_send(view)
+
+    def stop_sending(self) -> None:
+        """See Link."""
 
     def try_send(self, view: memoryview) -> int:
         """See Link."""
