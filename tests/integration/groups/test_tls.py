@@ -202,7 +202,9 @@ def test_a_rank_that_is_killed_while_threads_send_is_named(
             assert error.peer == 1, error
 
 
+@pytest.mark.slow
 def test_a_stopped_rank_is_named_at_the_deadline(spawn: Spawn) -> None:
+    """Without TLS, ``test_faults.py`` does that for every change."""
     with spawn(3, reduce_for_ever, timeout_s=STOP_TIMEOUT_S) as ranks:
         for rank in ranks:
             rank.wait_ready(within_s=120)

@@ -499,8 +499,8 @@ def test_the_expected_nodes_find_each_other() -> None:
 
 
 def test_who_does_not_speak_as_expected_is_told_why() -> None:
-    """Three pairs at the same time, because one of each waits until its deadline."""
-    run_threads([answer_as_another, come_without_tls, come_with_tls])
+    """All cases at the same time, because one rank of each waits for its deadline."""
+    run_threads([answer_as_another, come_without_tls, come_with_tls, just_hang_up])
 
 
 def answer_as_another() -> None:
@@ -667,7 +667,8 @@ def test_whoever_else_answers_at_the_address_is_named_at_once(
     assert len(calls) == 1
 
 
-def test_a_server_that_just_hangs_up_is_not_hammered() -> None:
+def just_hang_up() -> None:
+    """A server that does is dialled again, but not hammered."""
     with (
         open_listeners(1) as listeners,
         impostor(b"HTTP/1.1 400 Bad Request\r\n\r\n") as (port, calls),
