@@ -6,7 +6,8 @@ Two ranks with one compute thread each; our backend in shared memory and over TC
 Gloo, in turns. Synchronous calls, and calls with ``async_op=True`` that are waited for
 at once. Every call is timed by itself on each rank: a busy machine disturbs a part of
 the calls, so the 5th percentile shows what a call takes and the median what a user of
-this machine sees. The results of the day are in results/.
+this machine sees. ``empty`` is what torch takes of it, with a backend that does nothing
+(empty_backend.py). The results of the day are in results/.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
+import empty_backend
+import torch.distributed as dist
 import torch_stack
 from rank_groups import GLOO, OURS, Competitor, MakeTask, RankGroup, in_turns, machine
 from results_file import bar, dated, save
@@ -32,6 +35,13 @@ OPERATIONS: dict[str, MakeTask] = {
     "all_reduce": torch_stack.all_reduce,
     "barrier": torch_stack.barrier,
 }
+if hasattr(dist, "all_gather_single"):  # in torch 2.13 the others became deprecated
+    OPERATIONS |= {
+        "all_gather_single": partial(torch_stack.all_gather, name="all_gather_single"),
+        "reduce_scatter_single": partial(
+            torch_stack.reduce_scatter, name="reduce_scatter_single"
+        ),
+    }
 SHM, TCP = "shared memory", "TCP"
 LIMIT_US = 20.0
 """The bar of a synchronous call in shared memory."""
@@ -116,7 +126,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for title, row in rows.items()
         if title.endswith(", sync")
     ]
-    results = {"machine": machine(), "load_before": round(load, 2), "rows": rows}
+    floors = empty_backend.measure()
+    print("empty, us:", floors)
+    results = {
+        "machine": machine(),
+        "load_before": round(load, 2),
+        "empty_us": floors,
+        "rows": rows,
+    }
     if not options.no_file:
         save(dated("small-collectives"), {**results, "bars": bars})
     return 0

@@ -166,20 +166,27 @@ def all_reduce(seat: Seat, total_bytes: int, *, async_op: bool = False) -> Task:
     return Task(check, step)
 
 
-def all_gather(seat: Seat, total_bytes: int, *, async_op: bool = False) -> Task:
-    """all_gather; ``total_bytes`` is the size of its output."""
+def all_gather(
+    seat: Seat,
+    total_bytes: int,
+    *,
+    async_op: bool = False,
+    name: str = "all_gather_into_tensor",
+) -> Task:
+    """all_gather by this name; ``total_bytes`` is the size of its output."""
+    call = getattr(dist, name)
     items = total_bytes // 4 // RANKS
     shard = pattern(items, seat.rank).to(seat.device)
     whole = torch.zeros(items * RANKS, device=seat.device)
 
     def step() -> None:
-        finish(dist.all_gather_into_tensor(whole, shard, async_op=async_op))
+        finish(call(whole, shard, async_op=async_op))
         seat.settle()
 
     def check() -> None:
         step()
         wanted = torch.cat([pattern(items, r) for r in range(RANKS)])
-        require_equal("all_gather_into_tensor", whole, wanted)
+        require_equal(name, whole, wanted)
 
     return Task(check, step)
 
@@ -226,20 +233,27 @@ def all_to_all(seat: Seat, total_bytes: int, *, async_op: bool = False) -> Task:
     return Task(check, step)
 
 
-def reduce_scatter(seat: Seat, total_bytes: int, *, async_op: bool = False) -> Task:
-    """reduce_scatter; ``total_bytes`` is the size of its input."""
+def reduce_scatter(
+    seat: Seat,
+    total_bytes: int,
+    *,
+    async_op: bool = False,
+    name: str = "reduce_scatter_tensor",
+) -> Task:
+    """reduce_scatter by this name; ``total_bytes`` is the size of its input."""
+    call = getattr(dist, name)
     items = total_bytes // 4
     whole = pattern(items, seat.rank).to(seat.device)
     shard = torch.zeros(items // RANKS, device=seat.device)
 
     def step() -> None:
-        finish(dist.reduce_scatter_tensor(shard, whole, async_op=async_op))
+        finish(call(shard, whole, async_op=async_op))
         seat.settle()
 
     def check() -> None:
         step()
         total = torch.stack([pattern(items, r) for r in range(RANKS)]).sum(0)
-        require_equal("reduce_scatter_tensor", shard, total.chunk(RANKS)[seat.rank])
+        require_equal(name, shard, total.chunk(RANKS)[seat.rank])
 
     return Task(check, step)
 

@@ -15,33 +15,34 @@ from ringleader.engine import gil_interval
 from ringleader.engine.arrays import Bytes, bytes_of, storage_dtype
 from ringleader.engine.arrays_by_address import Addresses, ChunksByAddress
 from ringleader.engine.call import Call
-from ringleader.engine.engine import Forms, HeaderMismatch, NextHeader, Runs
-from ringleader.engine.observer import now_s
+from ringleader.engine.engine import Forms, NextHeader, Runs
+from ringleader.engine.over_links.message_swap import (
+    PIECE_BYTES,
+    Incoming,
+    MessageSwap,
+)
 from ringleader.engine.reductions import add_in_order
 from ringleader.engine.waiter import Waiter
-from ringleader.transport.link import Link, relax
+from ringleader.transport.link import Link
 from ringleader.wire.header import HEADER_BYTES
 
-PIECE_BYTES = 64 << 10
-"""Payload of one message. Every socket buffer takes this much at once. It is also the
-limit of prepared calls: beyond it the general path costs little more."""
 MAX_VIEWS = 256
 """Message lengths whose views are kept."""
-SPINS = 60
-"""Attempts to receive, yielding the core in between, before sleeping."""
 
 
 class MessageViews:
     """Views of the fixed buffers for one message length."""
 
-    __slots__ = ("headers", "messages", "out", "payloads", "total")
+    __slots__ = ("ins", "out", "outs", "payloads")
 
-    def __init__(self, buffers: list[Bytes], rank: int, num_bytes: int) -> None:
-        self.total = HEADER_BYTES + num_bytes
-        self.out = bytes_of(buffers[rank])[: self.total]
-        self.messages = [bytes_of(b)[: self.total] for b in buffers]
-        self.headers = [bytes_of(b)[:HEADER_BYTES] for b in buffers]
-        self.payloads = [b[HEADER_BYTES : self.total] for b in buffers]
+    def __init__(
+        self, buffers: list[Bytes], rank: int, links: list[Link], num_bytes: int
+    ) -> None:
+        total = HEADER_BYTES + num_bytes
+        self.out = bytes_of(buffers[rank])[:total]
+        self.outs = [(link, self.out) for link in links]
+        self.ins = [Incoming(k, bytes_of(buffers[k.peer])[:total]) for k in links]
+        self.payloads = [b[HEADER_BYTES:total] for b in buffers]
 
 
 class ExchangeEngine:
@@ -52,6 +53,7 @@ class ExchangeEngine:
         self._size = len(links) + 1
         self._links = [links[p] for p in sorted(links)]
         self._waiter = waiter
+        self._messages = MessageSwap(waiter)
         length = HEADER_BYTES + PIECE_BYTES
         self._buffers = [np.empty(length, np.uint8) for _ in range(self._size)]
         self._views: dict[int, MessageViews] = {}
@@ -88,7 +90,7 @@ class ExchangeEngine:
         combine, divide = call.combine(), call.divide(self._size)
         chunks = ChunksByAddress(call.tensors, [call.count], dtype)
         # Not from the cache, which may forget them: these live as long as the closure.
-        views = MessageViews(self._buffers, self._rank, call.num_bytes)
+        views = MessageViews(self._buffers, self._rank, self._links, call.num_bytes)
         blocks = [p.view(dtype) for p in views.payloads]
         mine = blocks[self._rank]
         swap = self._swap
@@ -105,7 +107,10 @@ class ExchangeEngine:
         return Forms(gil_interval.shortened(run))
 
     def _prepare_barrier(self, next_header: NextHeader) -> Forms:
-        views, swap = MessageViews(self._buffers, self._rank, 1), self._swap
+        views, swap = (
+            MessageViews(self._buffers, self._rank, self._links, 1),
+            self._swap,
+        )
 
         def run(_: Addresses) -> None:
             swap(views, next_header())
@@ -121,78 +126,11 @@ class ExchangeEngine:
         if views is None:
             if len(self._views) >= MAX_VIEWS:
                 self._views.clear()
-            views = MessageViews(self._buffers, self._rank, num_bytes)
+            views = MessageViews(self._buffers, self._rank, self._links, num_bytes)
             self._views[num_bytes] = views
         return views
 
     def _swap(self, views: MessageViews, header: bytes) -> None:
         """Send our message to every peer and receive theirs."""
-        out = views.out
-        out[:HEADER_BYTES] = header
-        unsent: dict[Link, int] = {}
-        total = views.total
-        for link in self._links:
-            sent = link.try_send(out)
-            if sent != total:
-                unsent[link] = sent
-        for link in self._links:
-            peer = link.peer
-            received = link.try_recv_into(views.messages[peer])
-            if received != total:
-                self._receive_rest(link, views, received, unsent)
-            if views.headers[peer] != header:
-                raise HeaderMismatch(peer, bytes(views.headers[peer]), header)
-        while unsent:
-            self._push(unsent, views)
-            if unsent:
-                self._sleep(None, unsent)
-
-    def _receive_rest(
-        self, link: Link, views: MessageViews, filled: int, unsent: dict[Link, int]
-    ) -> None:
-        """Receive what the first attempt did not: try again, yield, then sleep."""
-        observer = self._waiter.observer
-        since_s = 0.0 if observer is None else now_s()
-        message, total, spins = views.messages[link.peer], views.total, 0
-        while filled < total:
-            received = link.try_recv_into(message[filled:])
-            filled += received
-            if received:
-                self._waiter.moved()
-                self._check_header(link.peer, views, filled)
-            elif spins < SPINS:
-                spins += 1
-                relax()
-            else:
-                self._sleep(link, unsent)
-            if unsent:
-                self._push(unsent, views)
-        if observer is not None:
-            observer.waited(link.peer, since_s, now_s())
-
-    def _check_header(self, peer: int, views: MessageViews, filled: int) -> None:
-        """Compare the header before the payload is complete: lengths may differ."""
-        theirs, ours = views.headers[peer], views.out[:HEADER_BYTES]
-        if filled >= HEADER_BYTES and theirs != ours:
-            raise HeaderMismatch(peer, bytes(theirs), bytes(ours))
-
-    def _push(self, unsent: dict[Link, int], views: MessageViews) -> None:
-        for link, sent in list(unsent.items()):
-            unsent[link] = sent + link.try_send(views.out[sent:])
-            if unsent[link] == views.total:
-                del unsent[link]
-
-    def _sleep(self, link: Link | None, unsent: dict[Link, int]) -> None:
-        armed = list(unsent) + ([link] if link and link not in unsent else [])
-        wanted: list[tuple[int, int]] = []
-        try:
-            for each in armed:
-                pairs = each.arm(sending=each in unsent, receiving=each is link)
-                if pairs is None:
-                    return
-                wanted += pairs
-            blocked = [link.peer] if link else [each.peer for each in unsent]
-            self._waiter.idle(wanted, lambda: blocked)
-        finally:
-            for each in armed:
-                each.disarm()
+        views.out[:HEADER_BYTES] = header
+        self._messages.run(views.outs, views.ins, [header] * len(views.ins))

@@ -15,8 +15,10 @@ from ringleader.collectives.schedule import Kind, split
 from ringleader.engine.arrays import Array, Bytes, bytes_of, storage_dtype
 from ringleader.engine.call import Call, PeerHeaders, PlanKey
 from ringleader.engine.engine import Forms, NextHeader, Runs
+from ringleader.engine.over_links import prepared_messages
 from ringleader.engine.over_links.flow import Flow, Plan, Windows
 from ringleader.engine.over_links.lanes import IncomingHeader, OutgoingHeader, move_all
+from ringleader.engine.over_links.message_swap import MessageSwap
 from ringleader.engine.over_links.programs import Programs
 from ringleader.engine.reductions import Combine, combine_and_divide
 from ringleader.engine.waiter import Waiter
@@ -195,6 +197,7 @@ class StreamEngine:
         self._programs = programs
         self._plans: dict[PlanKey, Plan] = {}
         self._windows = Windows()
+        self._messages = MessageSwap(waiter)
         self._inbox: Bytes = np.empty(0, np.uint8)
         self._bound: Plan | None = None
         """The plan whose flows say what of the last result is final."""
@@ -265,9 +268,17 @@ class StreamEngine:
         starts = range(0, count * size, size)
         return [self._inbox[i : i + size].view(dtype) for i in starts]
 
-    def prepare(self, _call: Call, _next_header: NextHeader) -> Forms | None:
-        """Calls here are long enough that preparing them gains nothing."""
-        return None
+    def prepare(self, call: Call, next_header: NextHeader) -> Forms | None:
+        """A call of one message per peer, in which nothing is forwarded."""
+        plan, dtype = self._plan(call.plan_key), storage_dtype(call.dtype)
+        num_chunks = max(plan.num_chunks, len(call.lengths))
+        most = self._windows.window_bytes(num_chunks) // dtype.itemsize
+        if max(call.lengths, default=0) > most:  # ``run`` may do it in several steps
+            return None
+        program = self._programs.make(call.plan_key)
+        return prepared_messages.prepare(
+            call, program, self._rank, self._links, self._messages, next_header
+        )
 
     def progress(self, call: Call) -> Runs:
         """The runs of a whole call whose last flow has passed them."""
