@@ -65,8 +65,10 @@ class RepeatedCalls:
         """See RingleaderGroup."""
         if type(opts) is not AllreduceOptions or not self._allows(opts):
             return None
+        if type(tensors) is not list or len(tensors) != 1:
+            return None
         tensor, name = tensors[0], _reduction(opts.reduceOp)
-        if type(tensor) not in _PLAIN or len(tensors) != 1 or name is None:
+        if type(tensor) not in _PLAIN or name is None:
             return None
         return self._run(opts, kind_of_one("all_reduce", name, tensor), tensor)
 
@@ -74,8 +76,10 @@ class RepeatedCalls:
         """See RingleaderGroup."""
         if type(opts) is not BroadcastOptions or not self._allows(opts):
             return None
+        if type(tensors) is not list or len(tensors) != 1:
+            return None
         tensor = tensors[0]
-        if type(tensor) not in _PLAIN or len(tensors) != 1:
+        if type(tensor) not in _PLAIN:
             return None
         return self._run(opts, kind_of_one("broadcast", opts.rootRank, tensor), tensor)
 

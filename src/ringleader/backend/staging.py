@@ -101,7 +101,8 @@ class HostStaging:
     ) -> tuple[Work, Callable[[], None]]:
         """Start ``run``, which gets the event "inputs are ready" and returns "done".
 
-        It is not called if ``attempt`` succeeds.
+        It is not called if ``attempt`` succeeds. It overlaps with the computing of the
+        device, whatever torch's threads on the CPU do.
         """
         device = self._device
         done: list[Event] = []
@@ -119,7 +120,7 @@ class HostStaging:
             with device.guard():
                 device.wait_event(done[0])
 
-        return handle_of(group).together(job, **how), deliver
+        return handle_of(group).together(job, may_postpone=False, **how), deliver
 
     def close(self) -> None:
         """Release shared and host memory. Call it when the group has ended."""

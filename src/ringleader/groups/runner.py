@@ -82,6 +82,7 @@ class Runner:
         *,
         async_op: bool,
         nests: bool = False,
+        may_postpone: bool = True,
     ) -> Work:
         """Run ``body`` after earlier operations, or as part of this thread's one."""
         if self._owner == get_ident():
@@ -97,7 +98,7 @@ class Runner:
         job = Job(body, Deadline.after(timeout_s), Work(self._help), nests, number)
         self._queue.append(job)
         if async_op:
-            if self.postponed is not None:
+            if self.postponed is not None and may_postpone:
                 self.postponed.postpone(self._catch_up)
             if installed.observer is not None:
                 installed.observer.queued()

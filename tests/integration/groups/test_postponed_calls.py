@@ -86,6 +86,23 @@ def compute_in_backward(group: Group, _: Ready) -> None:
     assert threads == [threading.get_ident()] * 6
 
 
+def compute_on_a_device(group: Group, _: Ready) -> bool:
+    """What overlaps with a device is not postponed: it ends while the pass goes on."""
+    postponed_calls.POSTPONED_S = postponed_calls.PATIENCE_S = WITHIN_S
+    use_own_threads(group)
+    tensor, ended = values(group), threading.Event()
+
+    def start() -> None:
+        work = handle_of(group).together(
+            lambda: group.all_reduce(tensor), async_op=True, may_postpone=False
+        )
+        work.when_done(ended.set)
+
+    ends: list[bool] = []
+    backward(start, lambda: ends.append(ended.wait(WITHIN_S / 2)))
+    return ends == [True] and bool((tensor == expected(group)).all())
+
+
 def check_queued(works: list[Work]) -> None:
     assert not any(work.done() for work in works)
 
@@ -139,7 +156,7 @@ def wait_in_backward(group: Group, _: Ready) -> bool:
 def test_no_rank_waits_for_ever_for_the_end_of_a_backward_pass(
     fork_server: ForkServer,
 ) -> None:
-    for body in (send_after_backward, wait_in_backward):
+    for body in (send_after_backward, wait_in_backward, compute_on_a_device):
         with spawn_ranks(
             2, body, transport="shm", timeout_s=WITHIN_S, fork_server=fork_server
         ) as ranks:
