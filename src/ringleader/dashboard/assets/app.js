@@ -9,7 +9,7 @@ import { showMachines } from "./machines.js";
 const $ = id => document.getElementById(id);
 const RETRY_MS = 2000;
 const state = {};
-let canStop = sessionStorage.getItem("can_stop") === "yes";
+let canStop = false;
 
 const key = () => sessionStorage.getItem("key");
 function setStatus(text, isBad = false) { setText($("status"), text); $("status").className = isBad ? "bad" : ""; }
@@ -134,6 +134,7 @@ $("code-form").addEventListener("submit", async submitted => {
 });
 
 async function start() {
+  canStop = sessionStorage.getItem("can_stop") === "yes";
   const token = new URLSearchParams(location.hash.slice(1)).get("token");
   if (token) {
     history.replaceState(null, "", location.pathname);
@@ -141,4 +142,4 @@ async function start() {
   }
   if (key()) followForever(); else showGate("");
 }
-start();
+setTimeout(start);  // in a task of its own: the first look into the storage of a tab takes long
