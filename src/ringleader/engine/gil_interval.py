@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import ParamSpec
+from typing import ParamSpec, TypeVar
 
 from ringleader.settings import switch_interval_s
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 _running: list[None] = []
 """One entry per running operation; append and pop need no lock."""
@@ -50,13 +51,13 @@ def end() -> None:
                 _shorten()
 
 
-def shortened(run: Callable[P, None]) -> Callable[P, None]:
+def shortened(run: Callable[P, T]) -> Callable[P, T]:
     """``run``, between ``begin`` and ``end``."""
 
-    def hurry(*args: P.args, **kwargs: P.kwargs) -> None:
+    def hurry(*args: P.args, **kwargs: P.kwargs) -> T:
         begin()
         try:
-            run(*args, **kwargs)
+            return run(*args, **kwargs)
         finally:
             end()
 

@@ -11,15 +11,15 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ringleader.engine import gil_interval
 from ringleader.engine.arrays import Bytes, bytes_of, storage_dtype
-from ringleader.engine.arrays_by_address import Addresses, ChunksByAddress
+from ringleader.engine.arrays_by_address import Addresses, Chunks, ChunksByAddress
 from ringleader.engine.call import Call
 from ringleader.engine.engine import Forms, NextHeader, Runs
 from ringleader.engine.over_links.message_swap import (
     PIECE_BYTES,
     Incoming,
     MessageSwap,
+    swap_forms,
 )
 from ringleader.engine.reductions import add_in_order
 from ringleader.engine.waiter import Waiter
@@ -88,34 +88,41 @@ class ExchangeEngine:
             return None
         dtype = storage_dtype(call.dtype)
         combine, divide = call.combine(), call.divide(self._size)
-        chunks = ChunksByAddress(call.tensors, [call.count], dtype)
+        chunks_at = ChunksByAddress(call.tensors, [call.count], dtype)
         # Not from the cache, which may forget them: these live as long as the closure.
         views = MessageViews(self._buffers, self._rank, self._links, call.num_bytes)
         blocks = [p.view(dtype) for p in views.payloads]
         mine = blocks[self._rank]
-        swap = self._swap
 
-        def run(addresses: Addresses) -> None:
+        def fill(addresses: Addresses) -> tuple[Chunks, list[bytes]]:
             header = next_header()
-            (tensor,) = chunks[addresses]
-            mine[...] = tensor
-            swap(views, header)
+            chunks = chunks_at[addresses]
+            mine[...] = chunks[0]
+            return chunks, self._stamp(views, header)
+
+        def use(chunks: Chunks) -> None:
+            tensor = chunks[0]
             add_in_order(blocks, tensor, combine)
             if divide is not None:
                 divide(tensor)
 
-        return Forms(gil_interval.shortened(run))
+        return swap_forms(self._messages, (views.outs, views.ins), fill, use)
 
     def _prepare_barrier(self, next_header: NextHeader) -> Forms:
-        views, swap = (
-            MessageViews(self._buffers, self._rank, self._links, 1),
-            self._swap,
-        )
+        views = MessageViews(self._buffers, self._rank, self._links, 1)
 
-        def run(_: Addresses) -> None:
-            swap(views, next_header())
+        def fill(_: Addresses) -> tuple[Chunks, list[bytes]]:
+            return [], self._stamp(views, next_header())
 
-        return Forms(gil_interval.shortened(run))
+        def use(_: Chunks) -> None:
+            """A barrier has no values."""
+
+        return swap_forms(self._messages, (views.outs, views.ins), fill, use)
+
+    def _stamp(self, views: MessageViews, header: bytes) -> list[bytes]:
+        """Write the header of our message; return those of the peers' messages."""
+        views.out[:HEADER_BYTES] = header
+        return [header] * len(views.ins)
 
     def progress(self, _call: Call) -> Runs:
         """Calls are too short to have a part that is final before the end."""
@@ -132,5 +139,4 @@ class ExchangeEngine:
 
     def _swap(self, views: MessageViews, header: bytes) -> None:
         """Send our message to every peer and receive theirs."""
-        views.out[:HEADER_BYTES] = header
-        self._messages.run(views.outs, views.ins, [header] * len(views.ins))
+        self._messages.run(views.outs, views.ins, self._stamp(views, header))

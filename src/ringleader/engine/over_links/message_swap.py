@@ -6,12 +6,15 @@ of a call travel as one message, in buffers that are allocated once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
+from ringleader.engine import gil_interval
 from ringleader.engine.arrays import Bytes
-from ringleader.engine.engine import HeaderMismatch
+from ringleader.engine.arrays_by_address import Addresses, Chunks
+from ringleader.engine.engine import Finish, Forms, HeaderMismatch
 from ringleader.engine.observer import now_s
 from ringleader.engine.waiter import Waiter
 from ringleader.transport.link import Link, relax
@@ -22,6 +25,9 @@ PIECE_BYTES = 64 << 10
 limit of prepared calls: beyond it the general path costs little more."""
 SPINS = 60
 """Attempts to receive, yielding the core in between, before sleeping."""
+START_SPINS = 20
+"""The same in the caller of an asynchronous call: about 40 us, what it took to wake
+another thread for it."""
 
 Outgoing = tuple[Link, memoryview]
 """(link, message)."""
@@ -67,16 +73,44 @@ class MessageSwap:
         headers: Sequence[bytes],
     ) -> None:
         """Send ``outs`` and receive ``ins``, which must have these ``headers``."""
-        unsent: Unsent = {}
-        for link, message in outs:
-            sent = link.try_send(message)
-            if sent != len(message):
-                unsent[link] = message[sent:]
-        for one, header in zip(ins, headers, strict=True):
-            received = one.link.try_recv_into(one.message)
-            if received != one.total:
-                self._receive_rest(one, header, received, unsent)
+        self._receive(ins, headers, 0, _send(outs))
+
+    def start(
+        self,
+        outs: Sequence[Outgoing],
+        ins: Sequence[Incoming],
+        headers: Sequence[bytes],
+    ) -> Finish | None:
+        """Do the same without sleeping; return what is left to do, None if nothing."""
+        unsent = _send(outs)
+        for number, (one, header) in enumerate(zip(ins, headers, strict=True)):
+            filled = spins = 0
+            while filled < one.total:
+                received = one.link.try_recv_into(one.message[filled:])
+                filled += received
+                if not received:
+                    spins += 1
+                    if spins > START_SPINS:
+                        rest = ins[number:], headers[number:]
+                        return partial(self._receive, *rest, filled, unsent)
+                    relax()
             one.check(header)
+        return partial(self._receive, (), (), 0, unsent) if unsent else None
+
+    def _receive(
+        self,
+        ins: Sequence[Incoming],
+        headers: Sequence[bytes],
+        filled: int,
+        unsent: Unsent,
+    ) -> None:
+        """Receive ``ins``, the first of which is ``filled`` so far, and send."""
+        for one, header in zip(ins, headers, strict=True):
+            filled = filled or one.link.try_recv_into(one.message)
+            if filled != one.total:
+                self._receive_rest(one, header, filled, unsent)
+            one.check(header)
+            filled = 0
         while unsent:
             _push(unsent)
             if unsent:
@@ -120,6 +154,47 @@ class MessageSwap:
         finally:
             for each in armed:
                 each.disarm()
+
+
+def swap_forms(
+    swap: MessageSwap,
+    messages: tuple[Sequence[Outgoing], Sequence[Incoming]],
+    fill: Callable[[Addresses], tuple[Chunks, Sequence[bytes]]],
+    use: Callable[[Chunks], None],
+) -> Forms:
+    """Functions that do a call of one message to and from some peers.
+
+    ``fill`` writes the messages and returns the headers of those that will come.
+    """
+
+    def run(addresses: Addresses) -> None:
+        chunks, headers = fill(addresses)
+        swap.run(*messages, headers)
+        use(chunks)
+
+    def start(addresses: Addresses) -> Finish | None:
+        chunks, headers = fill(addresses)
+        rest = swap.start(*messages, headers)
+        if rest is not None:
+            return partial(finish, rest, chunks)
+        use(chunks)
+        return None
+
+    def finish(rest: Finish, chunks: Chunks) -> None:
+        rest()
+        use(chunks)
+
+    return Forms(gil_interval.shortened(run), gil_interval.shortened(start))
+
+
+def _send(outs: Sequence[Outgoing]) -> Unsent:
+    """Send what can be sent now; return the rest."""
+    unsent: Unsent = {}
+    for link, message in outs:
+        sent = link.try_send(message)
+        if sent != len(message):
+            unsent[link] = message[sent:]
+    return unsent
 
 
 def _push(unsent: Unsent) -> None:

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from ringleader.collectives.schedule import Kind, Move, Program, split
-from ringleader.engine import gil_interval
 from ringleader.engine.arrays import Array, bytes_of, storage_dtype
 from ringleader.engine.arrays_by_address import Addresses, BytesByAddress, Chunks
 from ringleader.engine.call import Call
@@ -26,6 +25,7 @@ from ringleader.engine.over_links.message_swap import (
     Incoming,
     MessageSwap,
     Outgoing,
+    swap_forms,
 )
 from ringleader.engine.reductions import Combine
 from ringleader.transport.link import Link
@@ -105,19 +105,20 @@ def prepare(
     ]
     peers = [one.link.peer for one in ins]
 
-    def run(addresses: Addresses) -> None:
-        header = next_header()
+    def fill(addresses: Addresses) -> tuple[Chunks, list[bytes]]:
+        by_peer = call.headers(next_header(), rank, size)
         chunks = chunks_at[addresses]
-        by_peer = call.headers(header, rank, size)
         for head, peer in heads:
             head[:] = by_peer[peer][0]
         for view, part in fills:
             view[:] = chunks[part]
-        swap.run(outs, ins, [by_peer[peer][1] for peer in peers])
+        return chunks, [by_peer[peer][1] for peer in peers]
+
+    def use_all(chunks: Chunks) -> None:
         for use in uses:
             use(chunks)
 
-    return Forms(gil_interval.shortened(run))
+    return swap_forms(swap, (outs, ins), fill, use_all)
 
 
 def _longest(program: Program, layout: Layout) -> int:
