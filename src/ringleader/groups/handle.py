@@ -196,6 +196,7 @@ class GroupHandle:
         self.is_open = False
         self._end_observation()
         self.prepared.clear()
+        self.runner.postponed = None  # it looks into the shared memory
         self.executor.close()
         self.control.close()
         self.mesh.close()

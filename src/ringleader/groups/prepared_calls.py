@@ -82,10 +82,12 @@ class PreparedCalls:
         async_op: bool = True,
     ) -> Work:
         executor = self._executor
-        # Lists are the caller's, who may empty them before the call has ended. The
-        # functions below keep the memory alive until then.
+        # The caller may empty lists and give tensors other memory before the call has
+        # ended. The functions below keep the memory alive until then.
         held = [
-            each if isinstance(each, Tensor) else list(each or ()) for each in given
+            tensor.untyped_storage()
+            for each in given
+            for tensor in ((each,) if isinstance(each, Tensor) else each or ())
         ]
 
         def end(finish: Finish, deadline: Deadline, _held: object = held) -> None:

@@ -87,19 +87,21 @@ class Runner:
         """Run ``body`` after earlier operations, or as part of this thread's one."""
         if self._owner == get_ident():
             return self._nested(body, nests=nests)
-        number = 0 if self.postponed is None else self.postponed.issue()
+        postponed = self.postponed  # another thread may close the group
+        number = 0 if postponed is None else postponed.issue()
         if not async_op and not self._queue and self.lock.acquire(blocking=False):
             try:
-                self._run(body, Deadline.after(timeout_s), nests=nests)
+                if not self._queue:  # another thread may have begun one meanwhile
+                    self._run(body, Deadline.after(timeout_s), nests=nests)
+                    return DONE
             finally:
                 self.lock.release()
-            return DONE
         self.check()
         job = Job(body, Deadline.after(timeout_s), Work(self._help), nests, number)
         self._queue.append(job)
         if async_op:
-            if self.postponed is not None and may_postpone:
-                self.postponed.postpone(self._catch_up)
+            if postponed is not None and may_postpone:
+                postponed.postpone(self._catch_up)
             if installed.observer is not None:
                 installed.observer.queued()
             self._ensure_thread()
@@ -134,9 +136,11 @@ class Runner:
         if self._queue or not self.lock.acquire(False):
             return False
         try:
+            if self._queue:  # another thread has begun one meanwhile
+                return False
             self._owner = get_ident()
-            if self.postponed is not None:
-                self.postponed.issue()
+            if (postponed := self.postponed) is not None:
+                postponed.issue()
             if self.failure is not None or self.control.aborted is not None:
                 self.check()
             prepared(addresses)
@@ -161,14 +165,16 @@ class Runner:
         messages may be used in any order, as if the operation had been queued.
         """
         self.check()
-        if self._queue or installed.observer is not None:
-            return None
-        if not self.lock.acquire(False):
+        is_watched = installed.observer is not None
+        if self._queue or is_watched or not self.lock.acquire(False):
             return None
         work = Work(self._help)
         try:
+            if self._queue:  # another thread has begun one meanwhile
+                return None
             self._owner = get_ident()
-            number = 0 if self.postponed is None else self.postponed.issue()
+            postponed = self.postponed
+            number = 0 if postponed is None else postponed.issue()
             finish = start(addresses)
             if finish is None:
                 return DONE
@@ -185,8 +191,8 @@ class Runner:
             if self._hang_up is not None:
                 self._leave()
             self.lock.release()
-        if self.postponed is not None:
-            self.postponed.postpone(self._catch_up)
+        if postponed is not None:
+            postponed.postpone(self._catch_up)
         self._ensure_thread()
         return work
 
@@ -297,8 +303,9 @@ class Runner:
 
     def _catch_up(self) -> None:
         """Run postponed jobs at the end of a backward pass."""
-        assert self.postponed is not None
-        self.postponed.run_issued(self._queue, self._help)
+        if (postponed := self.postponed) is None:  # the group has ended
+            return
+        postponed.run_issued(self._queue, self._help)
         if self._queue:
             self._ensure_thread()
 
@@ -368,7 +375,8 @@ class Runner:
 
     def _left_s(self) -> float:
         """Time for which queued jobs are postponed."""
-        return 0.0 if self.postponed is None else self.postponed.left_s()
+        postponed = self.postponed
+        return 0.0 if postponed is None else postponed.left_s(self._queue)
 
     def _serve_once(self) -> bool:
         """Run one job or move frames; return False if there is nothing to do."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -103,6 +105,30 @@ def compute_on_a_device(group: Group, _: Ready) -> bool:
     return ends == [True] and bool((tensor == expected(group)).all())
 
 
+def outlast_the_deadline(group: Group, _: Ready) -> bool:
+    """A pass that takes longer than the caller allows does not break its calls."""
+    postponed_calls.POSTPONED_S = postponed_calls.PATIENCE_S = WITHIN_S
+    use_own_threads(group)
+    tensor, ended = values(group), threading.Event()
+
+    def start() -> None:
+        work = group.all_reduce(tensor, async_op=True, timeout_s=20)
+        work.when_done(ended.set)
+
+    ends: list[bool] = []
+    backward(start, lambda: ends.append(ended.wait(WITHIN_S / 2)))
+    return ends == [True] and bool((tensor == expected(group)).all())
+
+
+def close_in_backward(group: Group, _: Ready) -> bool:
+    """A group that is closed leaves no shared memory, also not in mid-pass."""
+    use_own_threads(group)
+    tensor, works = values(group), list[Work]()
+    backward(lambda: works.append(group.all_reduce(tensor, async_op=True)), group.close)
+    gc.collect()
+    return "memfd:ringleader" not in Path("/proc/self/maps").read_text()
+
+
 def check_queued(works: list[Work]) -> None:
     assert not any(work.done() for work in works)
 
@@ -156,7 +182,13 @@ def wait_in_backward(group: Group, _: Ready) -> bool:
 def test_no_rank_waits_for_ever_for_the_end_of_a_backward_pass(
     fork_server: ForkServer,
 ) -> None:
-    for body in (send_after_backward, wait_in_backward, compute_on_a_device):
+    for body in (
+        send_after_backward,
+        wait_in_backward,
+        compute_on_a_device,
+        outlast_the_deadline,
+        close_in_backward,
+    ):
         with spawn_ranks(
             2, body, transport="shm", timeout_s=WITHIN_S, fork_server=fork_server
         ) as ranks:
