@@ -55,7 +55,7 @@ class SealedReader:
 
     def has_pending(self) -> bool:
         """Return whether data is here already; polling would not tell."""
-        return bool(self._opened) or bool(self._why_broken) or self._is_whole()
+        return bool(self._opened) or self._is_whole() or bool(self._why_broken)
 
     def recv_into(self, view: memoryview) -> int:
         """Fill ``view`` as far as possible without waiting; return 0 at the end."""

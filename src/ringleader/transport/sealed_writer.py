@@ -14,6 +14,7 @@ from ringleader.wire.sealed_record import (
     HEADER,
     HEADER_BYTES,
     MAX_RECORD_BYTES,
+    MIN_RECORD_BYTES,
     OVERHEAD_BYTES,
 )
 
@@ -31,16 +32,24 @@ STOP_S = 5.0
 class SealedWriter:
     """Seals and sends; ``send_raw`` sends like a non-blocking socket.
 
+    Bytes count as sent when all of their record is in the kernel, and two ranks that
+    exchange chunks read only as far as they have sent. So a record must fit into
+    ``buffer_bytes()``, the memory of the kernel for this socket, which may change.
+
     After ``use_thread`` a thread of its own can do so while the caller goes on. Whoever
     runs ``_work`` has the cipher, the record and the socket; the caller does so only
     while that thread is idle, and nobody else starts it.
     """
 
     def __init__(
-        self, cipher: RecordCipher, send_raw: Callable[[memoryview], int]
+        self,
+        cipher: RecordCipher,
+        send_raw: Callable[[memoryview], int],
+        buffer_bytes: Callable[[], int],
     ) -> None:
         self._cipher = cipher
         self._send_raw = send_raw
+        self._buffer_bytes = buffer_bytes
         self._buffer = memoryview(bytearray(SMALL_BYTES))
         self._record = self._buffer[:0]
         """The rest of the sealed record that is being sent."""
@@ -96,8 +105,11 @@ class SealedWriter:
     def _queue(self, view: memoryview, limit: int) -> None:
         """Queue what is not queued yet of the first ``limit`` bytes, and a record."""
         ahead = self._queued - self._counted
+        longest = MIN_RECORD_BYTES
+        if len(view) - ahead > longest:  # the kernel counts more than the data
+            longest = max(longest, min(MAX_RECORD_BYTES, self._buffer_bytes() // 4))
         while ahead < min(limit, len(view)):
-            piece = view[ahead : ahead + MAX_RECORD_BYTES]
+            piece = view[ahead : ahead + longest]
             self._pieces.append(piece)
             self._queued += len(piece)
             ahead += len(piece)

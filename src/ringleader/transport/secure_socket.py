@@ -19,6 +19,7 @@ import errno
 import socket
 import ssl
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ringleader.errors import PeerError, PeerUntrusted
@@ -245,7 +246,8 @@ class SecureSocket(socket.socket):
             cipher = record_cipher.RecordCipher(
                 secret, sender=self._credentials.node, is_dialer=not self._is_server
             )
-            self.writer = SealedWriter(cipher, self._send_raw)
+            room = partial(self.getsockopt, socket.SOL_SOCKET, socket.SO_SNDBUF)
+            self.writer = SealedWriter(cipher, self._send_raw, room)
 
     def _receive_secret(self) -> SealedReader | None:
         """Read the secret of the peer; return None at the end of the stream."""

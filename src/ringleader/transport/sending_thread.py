@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
@@ -27,6 +28,7 @@ class SendingThread:
         self._idle.set()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._process = os.getpid()
 
     @property
     def is_busy(self) -> bool:
@@ -37,19 +39,28 @@ class SendingThread:
         """Begin to work; it must not be busy."""
         self._idle.clear()
         with self._lock:
-            self._orders.put(True)
             if self._thread is None:
-                self._thread = threading.Thread(
+                thread = threading.Thread(
                     target=self._run, name="ringleader-send", daemon=True
                 )
-                self._thread.start()
+                try:
+                    thread.start()
+                except RuntimeError:  # too many threads, or the interpreter ends
+                    self._work()
+                    self._idle.set()
+                    return
+                self._thread = thread
+            self._orders.put(True)
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Return when it is not busy, or after ``timeout_s``."""
-        self._idle.wait(timeout_s)
+        if os.getpid() == self._process:  # a fork has no thread, perhaps held locks
+            self._idle.wait(timeout_s)
 
     def close(self) -> None:
         """End the thread, after its work. Idempotent."""
+        if os.getpid() != self._process:
+            return
         with self._lock:
             thread, self._thread = self._thread, None
             if thread is not None:

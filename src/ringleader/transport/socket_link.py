@@ -38,6 +38,11 @@ class SocketLink:
     def use_thread(self) -> None:
         """Let ``try_send_behind`` use a thread, if this link seals its records."""
         if self._secure is not None and self._secure.writer is not None:
+            # Imported here, so that plain groups do not need cryptography.
+            from ringleader.identity.record_cipher import frees_gil
+
+            if not frees_gil():
+                return
             self._writer = self._secure.writer
             self._writer.use_thread()
             self._send_behind = self._secure.send_behind
