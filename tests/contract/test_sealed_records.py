@@ -167,6 +167,13 @@ def test_a_length_that_is_not_allowed_is_refused_before_anything_is_allocated(
     assert len(reader._buffer) < 20_000
 
 
+def test_a_length_that_is_not_allowed_is_noticed_before_anybody_waits() -> None:
+    (good,) = sealed(noise(100))
+    reader = SealedReader(cipher(), Source(good + HEADER.pack(0), lambda: 1 << 20))
+    assert reader.recv_into(memoryview(bytearray(100))) == 100
+    assert reader.has_pending(), "nothing more will come, and the reader knows why"
+
+
 def test_any_bytes_are_data_of_the_peer_or_an_error() -> None:
     """A fuzz of the reader: changed, cut, repeated and foreign bytes."""
     for seed in range(300):

@@ -19,4 +19,4 @@ class Job:
     nests: bool
     """Whether ``body`` calls further operations."""
     number: int = 0
-    """Of all operations of the group, if calls may be postponed."""
+    """Which operation of the group it is; 0 where none is ever postponed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,9 +13,12 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from ringleader.deadline import Deadline
 from ringleader.errors import CallMismatch, DeadlineExceeded
 from ringleader.groups.group import Group, handle_of
+from ringleader.groups.job import Job
 from ringleader.groups.prepared_calls import Key, Kind
+from ringleader.groups.runner import Runner
 from ringleader.groups.tensors import Tensors
 from ringleader.groups.work import Work
 from ringleader.testing.processes import ForkServer, Ready, spawn_ranks
@@ -286,6 +290,38 @@ def test_a_queued_call_keeps_memory_that_its_caller_has_given_up() -> None:
         assert not any(memory.expired() for memory in kept)  # type: ignore[no-untyped-call]
         assert gather(groups[1])[0].tolist() == [1.0] * 4
         work.wait()
+
+
+class LateLock:
+    """A lock that another thread had just before: it has begun an operation there."""
+
+    def __init__(self, runner: Runner, begun: Job) -> None:
+        self._runner, self._begun = runner, begun
+        self._lock = runner.lock
+
+    def acquire(self, *args: bool) -> bool:
+        self._runner._queue.append(self._begun)
+        return self._lock.acquire(*args)
+
+    def release(self) -> None:
+        self._lock.release()
+
+
+def test_a_call_does_not_overtake_one_that_another_thread_has_just_begun() -> None:
+    ran: list[str] = []
+    with world(2, "shm") as groups:
+        runner = handle_of(groups[0]).runner
+        begun = Job(lambda _: None, Deadline.after(WITHIN_S), Work(), nests=False)
+        lock = runner.lock
+        runner.lock = LateLock(runner, begun)  # type: ignore[assignment]
+        assert not runner.run_prepared(lambda _: ran.append("now"), ())
+        runner._queue.clear()
+        end = partial(ran.append, "end")
+        start = partial(ran.append, "begun")
+        assert runner.start_prepared(start, (), end) is None
+        runner._queue.clear()
+        runner.lock = lock
+    assert not ran
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
