@@ -97,6 +97,8 @@ class Members(Team):
                 return False
             if not self._attempt():
                 self._enter_next(self._entered)
+        if self._entered is not None:
+            self._entered.step_done()
         return True
 
     # -- one attempt -----------------------------------------------------------------

@@ -99,6 +99,8 @@ class Survivors:
                 if tried is None or not self._settle(tried):
                     self._enter_next(collective)
             self._failures = 0
+            if self._entered is not None:
+                self._entered.step_done()
             return self._memory.results
 
     def open(self) -> CollectiveAttempt | None:
