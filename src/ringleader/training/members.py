@@ -161,11 +161,14 @@ class Members(Team):
         version = self.version + 1
         entries = self._sidebands.entries(version)
         totals = self.layout.totals(entries, self.num_quanta)
+        before = self.history_to_save(totals)
         reach("held")
         if not self._session.deliver(entered, self.samples(totals), is_kept=True):
             return False
         self._residuals.deliver(self._session.last_attempt)
         self._agreement.note(entry.digest for entry in entries)
+        if self.checkpoints is not None and before is not None:
+            self.checkpoints.stage(before)
         self.apply(totals, version)
         return True
 

@@ -23,6 +23,7 @@ from ringleader.training.contribution import Contribution
 from ringleader.training.data.ledger import Ledger
 from ringleader.training.kill_points import reach
 from ringleader.training.quantum_seed import quantum_seed, seed_generators
+from ringleader.training.state.run_checkpoints import writers
 from ringleader.training.team import Team
 
 
@@ -122,7 +123,7 @@ class ElasticRun:
     def checkpoint(self) -> None:
         """Save the run; call it on all machines, when ``step`` has returned True.
 
-        Two machines write it in the background, one step later. Raises ConfigError if
+        Two of them write it in the background, one step later. Raises ConfigError if
         there is no folder for checkpoints.
         """
         step = self._contribution.step
@@ -133,7 +134,8 @@ class ElasticRun:
         if checkpoints is None:
             text = "elastic: there is no folder for checkpoints; start the program with"
             raise ConfigError(f"{text} --checkpoint DIR, or pass checkpoint=DIR")
-        checkpoints.stage(self._team.history(), self._team.rank)
+        if self._team.node in writers(self._team.contributors):
+            checkpoints.stage(self._team.history())
 
     # -- what users look at ----------------------------------------------------------
 

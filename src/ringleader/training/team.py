@@ -9,6 +9,7 @@ from ringleader.ids import NodeId
 from ringleader.training.contribution import Contribution
 from ringleader.training.control.work_watch import WorkWatch
 from ringleader.training.data.assignment import StepTable
+from ringleader.training.data.balance import Flag
 from ringleader.training.data.data_state import is_over, quanta
 from ringleader.training.data.loader import Loaded, Loader
 from ringleader.training.data.progress import (
@@ -26,7 +27,11 @@ from ringleader.training.data_order import DataOrder
 from ringleader.training.kill_points import reach
 from ringleader.training.machine_events import MachineEvents
 from ringleader.training.sideband import Entry, EntryLayout, Totals
-from ringleader.training.state.run_checkpoints import History, RunCheckpoints
+from ringleader.training.state.run_checkpoints import (
+    History,
+    RunCheckpoints,
+    is_writer_too,
+)
 
 ALONE = NodeId("alone")
 
@@ -106,9 +111,10 @@ class Team:
 
     def own_entry(self) -> Entry:
         """Return what this member tells the others about its contribution."""
-        entry = self.contribution.entry(
-            self.node, self.data.spec.micro_batch, self.events.flags()
-        )
+        flags = self.events.flags()
+        if self.checkpoints is not None and self.checkpoints.has_staged(self.version):
+            flags |= Flag.SAVED
+        entry = self.contribution.entry(self.node, self.data.spec.micro_batch, flags)
         return replace(entry, reads=self.loader.reads(entry.quanta))
 
     @property
@@ -156,6 +162,12 @@ class Team:
     def history(self) -> History:
         """Return where the run stands."""
         return History(self.version, self.progress.state.samples)
+
+    def history_to_save(self, totals: Totals) -> History | None:
+        """Return where the run stands before a step, if this member saves that."""
+        if self.checkpoints is None or not is_writer_too(self.node, totals.reports):
+            return None
+        return self.history()
 
     def reads(self, totals: Totals) -> list[Read]:
         """Return what all members read of streamed data for a step."""

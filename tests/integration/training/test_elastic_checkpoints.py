@@ -15,7 +15,9 @@ from ringleader.groups.group import Group
 from ringleader.settings.kill_point import kill_point
 from ringleader.testing.processes import ForkServer, Ready, spawn_ranks
 from ringleader.training import kill_points
+from ringleader.training.data.balance import Flag
 from ringleader.training.elastic import start_run
+from ringleader.training.machine_events import MachineEvents
 from ringleader.training.options import Options
 from tests.kit import elastic_task
 from tests.kit.elastic_task import SEED, SPEC, Member, Trained, difference, members
@@ -81,10 +83,10 @@ def test_after_a_power_cut_two_of_three_machines_go_on(
                 rank.result(TIME_S)
     steps = [_steps(folder) for folder in folders]
     assert sorted(4 in each for each in steps) == [False, True, True], "on two disks"
-    with_one = next(i for i, each in enumerate(steps) if each)
-    newest = max(steps[with_one])
-    without = next(i for i, each in enumerate(steps) if not each)
-    chosen = [with_one, without]
+    newest = max(step for each in steps for step in each)
+    with_newest = next(i for i, each in enumerate(steps) if newest in each)
+    without = next(i for i, each in enumerate(steps) if newest not in each)
+    chosen = [with_newest, without]
     again = [replace(world[i], kill_at="", size=2) for i in chosen]
     back = [folders[i] for i in chosen]
     with spawn_ranks(2, saving_member, again, back, fork_server=fork_server) as ranks:
@@ -93,6 +95,33 @@ def test_after_a_power_cut_two_of_three_machines_go_on(
         check(each)
         assert min(each.digests) == newest + 1
     assert results[0].digests == results[1].digests
+
+
+def resting_member(
+    group: Group, ready: Ready, world: list[Member], folders: list[Path]
+) -> Trained:
+    """Be one of two members, of which the second gets no quanta."""
+    if group.rank == 1:
+        MachineEvents.flags = lambda self: Flag.BATTERY  # type: ignore[method-assign]
+    return saving_member(group, ready, world, folders)
+
+
+@pytest.mark.slow
+def test_a_machine_without_work_keeps_the_second_copy(
+    tmp_path: Path, fork_server: ForkServer
+) -> None:
+    folders = [tmp_path / name for name in "ab"]
+    world = members(tmp_path, [""] * 2)
+    with spawn_ranks(
+        2, resting_member, world, folders, fork_server=fork_server
+    ) as ranks:
+        results = [rank.result(TIME_S) for rank in ranks]
+    for each in results:
+        check(each)
+    assert _steps(folders[0]) == _steps(folders[1]) == [16, 12, 8]
+    alone = elastic_task.train(None, checkpoint=folders[1])
+    assert min(alone.digests) == 17
+    check(alone)
 
 
 def _steps(folder: Path) -> list[int]:

@@ -13,7 +13,13 @@ from ringleader.errors import ConfigError
 from ringleader.ids import Incarnation, NodeId
 from ringleader.membership.member import ViewId
 from ringleader.membership.steps.attempt import Attempt, new_lineage
-from ringleader.training.state.run_checkpoints import History, RunCheckpoints
+from ringleader.training.data.balance import Flag, Report
+from ringleader.training.state.run_checkpoints import (
+    History,
+    RunCheckpoints,
+    is_writer_too,
+    writers,
+)
 from tests.kit.state_members import Member, assert_equal
 
 VIEW = ViewId(3, NodeId("n" * 52), Incarnation("5" * 16))
@@ -36,7 +42,7 @@ def test_a_machine_resumes_alone_bit_for_bit(optimizer: str, tmp_path: Path) -> 
     member = Member(1, optimizer)
     checkpoints = RunCheckpoints(tmp_path, member.state, "node a")
     member.train(2)
-    checkpoints.stage(history(2), rank=0)
+    checkpoints.stage(history(2))
     member.train(1)
     assert not checkpoints.publish(1, LINEAGE), "version 2 may still be taken back"
     assert checkpoints.publish(2, LINEAGE)
@@ -60,11 +66,13 @@ def test_only_two_members_write_and_old_ones_are_removed(tmp_path: Path) -> None
         RunCheckpoints(folder, member.state, f"node {i}", keep=2)
         for i, (folder, member) in enumerate(zip(folders, members, strict=True))
     ]
+    nodes = [NodeId(name) for name in "abc"]
     for version in range(1, 4):
-        for rank, each in enumerate(checkpoints):
-            each.stage(history(version), rank)
+        for node, each in zip(nodes, checkpoints, strict=True):
+            if node in writers(nodes):
+                each.stage(history(version))
             each.publish(version, LINEAGE)
-    checkpoints[0].stage(history(4), 0)
+    checkpoints[0].stage(history(4))
     checkpoints[0].adopted()
     for each in checkpoints:
         each.close(is_over=True)
@@ -72,13 +80,27 @@ def test_only_two_members_write_and_old_ones_are_removed(tmp_path: Path) -> None
     assert RunCheckpoints(folders[2], members[2].state, "c").restore() is None
 
 
+def test_another_one_writes_too_if_only_one_has_saved() -> None:
+    a, b, c = nodes = [NodeId(name) for name in "abc"]
+    nothing, saved = Report(1.0), Report(1.0, Flag.SAVED | Flag.BATTERY)
+    for savers, too in (
+        ((), ()),
+        ((b,), (a,)),
+        ((a,), (b,)),
+        ((a, c), ()),
+        (nodes, ()),
+    ):
+        reports = {node: saved if node in savers else nothing for node in nodes}
+        assert tuple(n for n in nodes if is_writer_too(n, reports)) == too
+
+
 def test_a_full_disk_does_not_end_the_training(tmp_path: Path) -> None:
     member = Member(1, "sgd")
     (tmp_path / "file").write_text("not a folder")
     checkpoints = RunCheckpoints(tmp_path / "file", member.state, "a")
-    checkpoints.stage(history(1), 0)
+    checkpoints.stage(history(1))
     assert checkpoints.publish(1, LINEAGE)
-    checkpoints.stage(history(2), 0)
+    checkpoints.stage(history(2))
     checkpoints.close(is_over=True)
 
 

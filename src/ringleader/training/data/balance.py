@@ -49,12 +49,18 @@ MAX_ABSENT: Final = 64
 
 
 class Flag(IntFlag):
-    """Conditions that a member announces with each step; it gets no quanta then."""
+    """What a member announces with each step."""
 
     BATTERY = 1
     """It runs on a battery that is nearly empty."""
     LEAVING = 2
     """It leaves after this step (SIGTERM, for example at shutdown)."""
+    SAVED = 4
+    """It has copied the version before this step, for a checkpoint."""
+
+
+RESTS: Final = Flag.BATTERY | Flag.LEAVING
+"""A member that announces one of these gets no quanta."""
 
 
 class Report(NamedTuple):
@@ -154,7 +160,7 @@ def observe(
             speeds[member] = replace(old, unmeasured=old.unmeasured + 1)
     absent = [node for node in before if node not in members][-MAX_ABSENT:]
     speeds.update((node, before[node]) for node in absent)
-    spares = tuple(m for m in members if m in reports and reports[m].flags)
+    spares = tuple(m for m in members if m in reports and reports[m].flags & RESTS)
     measured = replace(
         balance,
         speeds=tuple(sorted(speeds.items())),

@@ -2,8 +2,10 @@
 
 ``stage`` copies the state between two steps. It is written when the step is known to
 stay in the history, which is one step later; so no checkpoint is ever of a step that
-the run has taken back. At least two members write it in full, each to its own disk:
-any one of them can resume alone. The format is that of ``ringleader.checkpoint``.
+the run has taken back. Two members write it in full, each to its own disk: any one of
+them can resume alone. They are the first two that computed something in that step, for
+only their loops get to ``run.checkpoint()``. If it was only one, another copies the
+version before it applies the next one. The format is that of ``ringleader.checkpoint``.
 
 After a power cut every machine reads its newest complete checkpoint before it joins
 the first view. The step protocol then takes the history with the most samples, and the
@@ -15,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final
@@ -27,8 +30,10 @@ from ringleader.checkpoint.load import load_state
 from ringleader.checkpoint.save import KEEP, Saved
 from ringleader.checkpoint.training_state import State, collect
 from ringleader.errors import ConfigError
+from ringleader.ids import NodeId
 from ringleader.membership.steps.attempt import Attempt, Chain, LineageName, Version
 from ringleader.membership.steps.step_member import StepMember
+from ringleader.training.data.balance import Flag, Report
 from ringleader.training.kill_points import reach
 from ringleader.training.state import value_tree
 from ringleader.training.state.replicated_state import ReplicatedState
@@ -63,6 +68,21 @@ class History(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             step.chain_before,
             step.last,
         )
+
+
+def writers(contributors: Sequence[NodeId]) -> Sequence[NodeId]:
+    """Return who saves a version, of the members that computed something in it."""
+    return contributors[:COPIES]
+
+
+def is_writer_too(node: NodeId, reports: Mapping[NodeId, Report]) -> bool:
+    """Return whether a member saves a version because too few others have.
+
+    ``reports`` are those of the step after it, in ring order.
+    """
+    saved = [n for n, report in reports.items() if Flag.SAVED in report.flags]
+    others = [n for n in reports if n not in saved]
+    return bool(saved) and node in others[: max(0, COPIES - len(saved))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +135,12 @@ class RunCheckpoints:
         _log.info("resumed from %s: version %d", loaded.path, history.version)
         return history
 
-    def stage(self, history: History, rank: int) -> None:
-        """Copy the state of a version just applied, if this member is to write it.
+    def stage(self, history: History) -> None:
+        """Copy the state of the version that ``history`` is of.
 
         Waits for the checkpoint before, if that is still being written.
         """
         self._staged = None
-        if rank >= COPIES:
-            return
         self._wait()
         others: dict[str, object] = dict(self._state.others)
         others[_HISTORY] = msgspec.to_builtins(history, builtin_types=(bytes,))
@@ -130,6 +148,10 @@ class RunCheckpoints:
             others[_EXTRA] = self._state.extra
         found = collect(self._state.model, self._state.optimizer, others, 0)
         self._staged = _Staged(history, self._saver.copied(found))
+
+    def has_staged(self, version: int) -> bool:
+        """Return whether this member has copied this version and not written it yet."""
+        return self._staged is not None and self._staged.history.version == version
 
     def publish(self, stable_version: int, lineage: str) -> bool:
         """Begin to write the staged state, if its version is stable; True if it does.
