@@ -51,10 +51,9 @@ class Seat:
     ranks: int
     device: torch.device
 
-    def settle(self) -> None:
-        """Wait until the device has finished."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
+    settle: Callable[[], object] = lambda: None
+    """Waits until the device has finished. To ask for its type in each call took 2 us
+    of those that are measured."""
 
 
 MakeTask = Callable[..., Task]
@@ -108,9 +107,11 @@ def join(competitor: Competitor, rank: int, store: str) -> Seat:
         world_size=competitor.ranks,
         timeout=timedelta(seconds=60),
     )
-    if competitor.device == "cuda":
-        torch.cuda.set_device(0)
-    return Seat(rank, competitor.ranks, torch.device(competitor.device))
+    device = torch.device(competitor.device)
+    if competitor.device != "cuda":
+        return Seat(rank, competitor.ranks, device)
+    torch.cuda.set_device(0)
+    return Seat(rank, competitor.ranks, device, torch.cuda.synchronize)
 
 
 def obey(seat: Seat, pipe: Connection) -> None:

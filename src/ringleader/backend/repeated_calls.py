@@ -54,7 +54,9 @@ class RepeatedCalls:
     """
 
     def __init__(self, group: Group, error_context: ErrorContext) -> None:
-        self._prepared = handle_of(group).prepared
+        handle = handle_of(group)
+        self._prepared = handle.prepared
+        self._run_now = handle.runner.run_prepared
         self._error_context = error_context
         self.is_allowed = False
         """Whether tensors on the CPU go to the group as they are, one by one."""
@@ -125,11 +127,13 @@ class RepeatedCalls:
         return self.is_allowed and not opts.timeout > _NO_LIMIT
 
     def _run(self, opts: Any, kind: Kind | None, *given: Tensor) -> Work | None:
+        if kind is None or (prepared := self._prepared.kept.get(kind[0])) is None:
+            return None
         work: Work | None = RAN
         try:
             if opts.asyncOp:
                 work = self._prepared.run(kind, True, *given)
-            elif not self._prepared.repeat(kind):
+            elif not self._run_now(prepared.run, kind[1]):
                 return None
         except RingleaderError:
             with self._error_context:  # entering it for every call takes time

@@ -66,13 +66,6 @@ class PreparedCalls:
             return self._queue(prepared, kind[1], given, async_op=False)
         return None
 
-    def repeat(self, kind: Kind | None) -> bool:
-        """Do what ``run`` does for a synchronous call; return whether it has run."""
-        if kind is None:
-            return False
-        prepared = self.kept.get(kind[0])
-        return prepared is not None and self._run_now(prepared.run, kind[1])
-
     def _queue(
         self,
         prepared: PreparedCall,
