@@ -97,6 +97,7 @@ def _kill_silently(each: CoordinatorSession) -> None:
         task.cancel()
 
 
+@pytest.mark.slow
 def test_a_coordinator_that_is_killed_loses_nobody(command: Command) -> None:
     """ZF-6, ZF-7, ZF-8: workers really register, beat, are evicted and come back."""
     (port,) = free_ports(1)  # which no other program takes before the restart

@@ -409,6 +409,7 @@ def test_what_survivors_call_complete_holds_its_final_value(
     assert not silent
 
 
+@pytest.mark.slow
 def test_a_rank_that_wakes_up_too_late_learns_what_happened(
     fork_server: ForkServer,
 ) -> None:

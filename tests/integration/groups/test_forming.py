@@ -235,6 +235,7 @@ def test_the_limit_of_operations_is_not_that_of_forming(
         group.close()
 
 
+@pytest.mark.slow
 def test_lists_that_differ_end_in_errors_that_say_to_compare_them() -> None:
     """At the same time, because the ranks wait until their deadlines."""
     run_threads([give_different_names, give_another_order, give_different_lengths])

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -179,6 +180,7 @@ def wait_in_backward(group: Group, _: Ready) -> bool:
     return bool((tensor == expected(group)).all())
 
 
+@pytest.mark.slow
 def test_no_rank_waits_for_ever_for_the_end_of_a_backward_pass(
     fork_server: ForkServer,
 ) -> None:

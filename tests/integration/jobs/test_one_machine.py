@@ -231,6 +231,7 @@ def small_disk(home: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_loses_output_and_not_the_job(
     home: Path, tmp_path: Path, small_disk: Path
 ) -> None:
