@@ -65,7 +65,7 @@ class RepeatedCalls:
 
     def all_reduce(self, tensors: Any, opts: Any) -> Work | None:
         """See RingleaderGroup."""
-        if type(opts) is not AllreduceOptions or not self._allows(opts):
+        if type(opts) is not AllreduceOptions or not self.is_allowed:
             return None
         if type(tensors) is not list or len(tensors) != 1:
             return None
@@ -76,7 +76,7 @@ class RepeatedCalls:
 
     def broadcast(self, tensors: Any, opts: Any) -> Work | None:
         """See RingleaderGroup."""
-        if type(opts) is not BroadcastOptions or not self._allows(opts):
+        if type(opts) is not BroadcastOptions or not self.is_allowed:
             return None
         if type(tensors) is not list or len(tensors) != 1:
             return None
@@ -87,7 +87,7 @@ class RepeatedCalls:
 
     def all_gather(self, output: Tensor, source: Tensor, opts: Any) -> Work | None:
         """See RingleaderGroup."""
-        if type(opts) is not AllgatherOptions or not self._allows(opts):
+        if type(opts) is not AllgatherOptions or not self.is_allowed:
             return None
         if type(source) not in _PLAIN or type(output) not in _PLAIN:
             return None
@@ -96,7 +96,7 @@ class RepeatedCalls:
 
     def reduce_scatter(self, output: Tensor, source: Tensor, opts: Any) -> Work | None:
         """See RingleaderGroup."""
-        if type(opts) is not ReduceScatterOptions or not self._allows(opts):
+        if type(opts) is not ReduceScatterOptions or not self.is_allowed:
             return None
         name = _reduction(opts.reduceOp)
         if type(source) not in _PLAIN or type(output) not in _PLAIN or name is None:
@@ -108,7 +108,7 @@ class RepeatedCalls:
         self, output: Tensor, source: Tensor, splits: object, opts: Any
     ) -> Work | None:
         """See RingleaderGroup. Rows of one element: their number is in the kind."""
-        if splits or type(opts) is not AllToAllOptions or not self._allows(opts):
+        if splits or type(opts) is not AllToAllOptions or not self.is_allowed:
             return None
         if type(source) not in _PLAIN or type(output) not in _PLAIN:
             return None
@@ -119,15 +119,15 @@ class RepeatedCalls:
 
     def barrier(self, opts: Any) -> Work | None:
         """See RingleaderGroup."""
-        if type(opts) is not BarrierOptions or not self._allows(opts):
+        if type(opts) is not BarrierOptions or not self.is_allowed:
             return None
         return self._run(opts, NO_TENSORS)
 
-    def _allows(self, opts: Any) -> bool:
-        return self.is_allowed and not opts.timeout > _NO_LIMIT
-
     def _run(self, opts: Any, kind: Kind | None, *given: Tensor) -> Work | None:
-        if kind is None or (prepared := self._prepared.kept.get(kind[0])) is None:
+        if kind is None or opts.timeout > _NO_LIMIT:
+            return None
+        prepared = self._prepared.kept.get(kind[0])
+        if prepared is None:
             return None
         work: Work | None = RAN
         try:
