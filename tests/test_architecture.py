@@ -50,6 +50,7 @@ HOMES = {
     "sqlite3": {"coordinator"},
     "psutil": {"topology"},
     "msgspec": {
+        "decoding",
         "identity",
         "membership",
         "topology",
@@ -263,6 +264,20 @@ def test_frameworks_stay_in_their_package() -> None:
         for name in frameworks(path) & HOMES.keys():
             if package_of(path) not in HOMES[name]:
                 yield f"{name} belongs into {sorted(HOMES[name])}"
+
+    assert not (found := offenders(rule)), found
+
+
+def test_types_are_decoded_where_threads_take_turns() -> None:
+    def rule(path: Path) -> Iterator[str]:
+        for node in ast.walk(parse(path)):
+            if (
+                package_of(path) != "decoding"
+                and isinstance(node, ast.Call)
+                and getattr(node.func, "attr", "") == "decode"
+                and any(keyword.arg == "type" for keyword in node.keywords)
+            ):
+                yield f"line {node.lineno}: use ringleader.decoding"
 
     assert not (found := offenders(rule)), found
 

@@ -294,6 +294,7 @@ LAYERS: tuple[tuple[Package, ...], ...] = (
     ),
     (Package("deadline", "one moment that bounds a whole operation"),),
     (
+        Package("decoding", "messages of a type, decoded in any thread"),
         Package("errors", "every error, ordered by what the caller should do"),
         Package("ids", "typed ids of nodes, clusters and jobs"),
     ),

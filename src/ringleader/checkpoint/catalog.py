@@ -11,6 +11,7 @@ import msgspec
 from ringleader.checkpoint import manifest
 from ringleader.checkpoint.manifest import Manifest
 from ringleader.checkpoint.storage import Storage
+from ringleader.decoding import from_json
 from ringleader.errors import ConfigError
 
 _NAME = re.compile(r"step-(\d{8,})-([0-9a-f]{8})")
@@ -84,7 +85,7 @@ def read_manifest(storage: Storage, folder: str) -> Found | None:
 def decode_listing(data: bytes) -> list[Listed]:
     """Return what another machine lists; ValueError if a name leads elsewhere."""
     try:
-        listing = msgspec.json.decode(data, type=list[Listed])
+        listing = from_json(data, list[Listed])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise ValueError(f"not a list of checkpoints: {exc}"[:200]) from None
     for listed in listing[: MAX_LISTED + 1]:

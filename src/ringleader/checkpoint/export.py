@@ -16,6 +16,7 @@ from ringleader.checkpoint.catalog import Found
 from ringleader.checkpoint.manifest import SavedTensor
 from ringleader.checkpoint.place_reader import DamagedCheckpoint, PlaceReader
 from ringleader.checkpoint.storage import FolderStorage, Storage, write
+from ringleader.decoding import from_json
 from ringleader.errors import ConfigError
 from ringleader.wire import tensor_file
 from ringleader.wire.tensor_file import TensorSpec
@@ -64,7 +65,7 @@ def export_hugging_face(
 def _checked_config(path: Path) -> bytes:
     try:
         data = path.read_bytes()
-        msgspec.json.decode(data, type=dict[str, Any])
+        from_json(data, dict[str, Any])
     except (OSError, ValueError) as exc:
         raise ConfigError(f"{path}: not a configuration in JSON: {exc}") from None
     return data

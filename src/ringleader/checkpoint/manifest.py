@@ -12,6 +12,7 @@ import re
 
 import msgspec
 
+from ringleader.decoding import from_json
 from ringleader.identity.storage.checked_struct import verify_checksum, with_checksum
 from ringleader.wire.tensor_file import SIZES, TensorSpec
 
@@ -94,7 +95,7 @@ def encode(manifest: Manifest) -> bytes:
 def decode(data: bytes) -> Manifest:
     """Return the manifest; ValueError if it is damaged or contradicts itself."""
     try:
-        found = msgspec.json.decode(data, type=Manifest)
+        found = from_json(data, Manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise ValueError(f"it is not a manifest ({exc})"[:200]) from None
     verify_checksum(found)

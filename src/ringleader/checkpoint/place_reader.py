@@ -11,6 +11,7 @@ import msgspec
 from ringleader.checkpoint.byte_exchange import ByteExchange, Transfer
 from ringleader.checkpoint.manifest import Manifest, Place
 from ringleader.checkpoint.storage import Storage
+from ringleader.decoding import from_json
 from ringleader.errors import ConfigError
 
 _log = logging.getLogger(__name__)
@@ -116,7 +117,7 @@ class PlaceReader:
     def _gather(self, wanted: list[_Request]) -> list[list[_Request]]:
         """Return the requests of all ranks."""
         encoded = self._exchange.gather(msgspec.json.encode(wanted))
-        requests = [msgspec.json.decode(e, type=list[_Request]) for e in encoded]
+        requests = [from_json(e, list[_Request]) for e in encoded]
         for rank, each in enumerate(requests):
             if any(request.place not in self._known for request in each):
                 raise ConfigError(f"rank {rank} asks for what no checkpoint holds")

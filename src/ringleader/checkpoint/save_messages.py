@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from ringleader.checkpoint import dtypes
 from ringleader.checkpoint.manifest import Place
+from ringleader.decoding import from_msgpack
 from ringleader.errors import ConfigError
 
 _T = TypeVar("_T")
@@ -117,7 +118,7 @@ def decode_results(data: bytes) -> list[WriteResult]:
 
 def _decode(data: bytes, kind: type[_T]) -> _T:
     try:
-        return msgspec.msgpack.decode(data, type=kind)
+        return from_msgpack(data, kind)
     except msgspec.MsgspecError as exc:
         text = f"a rank sent other bytes than a message about saving: {exc}"
         raise ConfigError(text[:200]) from None

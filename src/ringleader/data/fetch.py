@@ -27,6 +27,7 @@ from ringleader.data.cached_files import MAX_BYTES, CachedFiles
 from ringleader.data.listing import CHUNK_BYTES, Listing, read_chunk
 from ringleader.data.transfer_plan import Distribution, Move, waves
 from ringleader.deadline import Deadline
+from ringleader.decoding import from_json
 from ringleader.errors import ConfigError, ProtocolError
 from ringleader.settings.cache import cache_folder
 
@@ -114,7 +115,7 @@ def _find_owners(exchange: ByteExchange, here: Path, disks: list[int]) -> list[i
         return msgspec.json.encode(_Sighting(name, str(here), _has_data(here)))
 
     answers = together(exchange, f"look for {here}", look)
-    sightings = [msgspec.json.decode(each, type=_Sighting) for each in answers]
+    sightings = [from_json(each, _Sighting) for each in answers]
     owners: dict[int, int] = {}
     for rank, sighting in enumerate(sightings):
         if sighting.is_here:
@@ -171,10 +172,7 @@ class _Distributor:
                 "prepare the cache",
                 lambda: self._prepare(max_bytes) if self._is_receiver else b"[]",
             )
-            missing = {
-                r: set(msgspec.json.decode(answers[r], type=list[int]))
-                for r in receivers
-            }
+            missing = {r: set(from_json(answers[r], list[int])) for r in receivers}
             self._check(missing)
             self._distribute(Distribution(missing, owners))
             together(self._exchange, "complete the cache", self._publish)
@@ -228,7 +226,7 @@ class _Distributor:
             distribution.apply(
                 moves,
                 {
-                    rank: msgspec.json.decode(answer, type=list[int])
+                    rank: from_json(answer, list[int])
                     for rank, answer in enumerate(answers)
                 },
             )

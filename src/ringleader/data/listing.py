@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from ringleader.data.file_names import check_collisions, check_name
+from ringleader.decoding import from_json
 from ringleader.errors import ConfigError
 
 CHUNK_BYTES = 4 << 20
@@ -90,7 +91,7 @@ def encode(listing: Listing) -> bytes:
 def decode(data: bytes) -> Listing:
     """Return the listing; ValueError if it is not one, or if a name is not allowed."""
     try:
-        found = msgspec.json.decode(data, type=Listing)
+        found = from_json(data, Listing)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise ValueError(f"not a list of files ({exc})"[:200]) from None
     if len(found.files) > MAX_FILES or (found.is_file and len(found.files) != 1):

@@ -34,6 +34,7 @@ from ringleader.data.block_cache import BlockCache, CacheFolder
 from ringleader.data.block_service import BlockClient, BlockServer
 from ringleader.data.item_block import pack
 from ringleader.data.worker_requests import RequestClient, RequestServer
+from ringleader.decoding import from_json
 from ringleader.errors import ConfigError, ProtocolError, RingleaderError
 from ringleader.settings.cache import cache_folder
 
@@ -277,7 +278,7 @@ class ServedDataset(Dataset[Any]):
 
 def _decoded(owner: int, data: bytes) -> Shape:
     try:
-        shape = msgspec.json.decode(data, type=Shape)
+        shape = from_json(data, Shape)
     except msgspec.MsgspecError as exc:
         raise ProtocolError(owner, f"described its data wrongly: {exc}") from None
     is_token = (

@@ -13,6 +13,7 @@ import msgspec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
+from ringleader.decoding import from_json
 from ringleader.errors import ConfigError
 from ringleader.identity.join_phrase import JoinPhrase
 from ringleader.identity.node_key import public_key
@@ -144,7 +145,7 @@ def load(home: Home) -> ClusterSecret | None:
         return None
     path = home.path / FILE
     try:
-        found = msgspec.json.decode(content.reveal(), type=_File)
+        found = from_json(content.reveal(), _File)
         verify_checksum(found)
     except (msgspec.DecodeError, ValueError) as exc:
         what = "damaged"

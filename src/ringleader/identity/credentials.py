@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_der_private_key,
 )
 
+from ringleader.decoding import from_msgpack
 from ringleader.errors import ConfigError, InternalError, PeerUntrusted
 from ringleader.identity.certificates import tls_context
 from ringleader.identity.certificates.authority import (
@@ -96,7 +97,7 @@ class Credentials:
         if content is None:
             raise ConfigError(f"{path}: no credentials there; did the agent end?")
         try:
-            found = msgspec.msgpack.decode(content.reveal(), type=_File)
+            found = from_msgpack(content.reveal(), _File)
             verify_checksum(found)
             verifier = CertificateVerifier.for_authority(found.authority)
             leaf = LeafCertificate(found.certificate, Secret(found.key))

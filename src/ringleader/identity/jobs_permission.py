@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from ringleader.decoding import from_json
 from ringleader.identity.secret_value import Secret
 from ringleader.identity.storage.home import Home
 
@@ -25,7 +26,7 @@ def load_permission(home: Home, cluster: str) -> bool | None:
     if found is None:
         return None
     try:
-        answer = msgspec.json.decode(found.reveal(), type=JobsPermission)
+        answer = from_json(found.reveal(), JobsPermission)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None  # damaged: ask again
     return answer.allowed if answer.cluster == cluster else None

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from ringleader.decoding import from_json
 from ringleader.errors import ConfigError
 from ringleader.identity.cluster_secret import MAX_NAME_BYTES, clean_name
 from ringleader.identity.node_key import public_key
@@ -50,7 +51,7 @@ def load(home: Home) -> dict[NodeId, str]:
         return {}
     path = home.path / FILE
     try:
-        found = msgspec.json.decode(content.reveal(), type=_File)
+        found = from_json(content.reveal(), _File)
         verify_checksum(found)
     except (msgspec.DecodeError, ValueError) as exc:
         text = f"{path}: damaged ({exc}); delete it, only names are lost"

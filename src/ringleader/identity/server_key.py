@@ -30,6 +30,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from ringleader.decoding import from_json
 from ringleader.errors import ConfigError
 from ringleader.identity.secret_value import Secret
 from ringleader.identity.storage.checked_struct import (
@@ -99,7 +100,7 @@ def load_or_make(out: Path) -> ServerKey:
     if content is None:
         return _make(path)
     try:
-        found = msgspec.json.decode(content.reveal(), type=_File)
+        found = from_json(content.reveal(), _File)
         verify_checksum(found)
         key = load_der_private_key(found.key, None)
     except (msgspec.DecodeError, ValueError, UnsupportedAlgorithm) as exc:

@@ -12,6 +12,7 @@ import msgspec
 
 from ringleader.dashboard.access import CODE_S, LINK_S, Access
 from ringleader.dashboard.server import DashboardServer, Sources
+from ringleader.decoding import from_msgpack
 from ringleader.errors import ConfigError, PeerLost
 from ringleader.monitoring.cluster_monitor import ClusterMonitor
 from ringleader.monitoring.machine_feed import send_feed
@@ -79,7 +80,7 @@ class DashboardHost:
         async with asyncio.timeout(REQUEST_S):
             body = await stream.read(MAX_REQUEST_BYTES)
         try:
-            request = msgspec.msgpack.decode(body, type=OpenDashboard)
+            request = from_msgpack(body, OpenDashboard)
         except msgspec.DecodeError as exc:
             text = f"the request for the dashboard is invalid: {exc}"
             raise ConfigError(text) from exc

@@ -9,13 +9,14 @@ import sys
 
 import msgspec
 
+from ringleader.decoding import from_json
 from ringleader.project.environment import MAX_BYTES, EnvironmentNeeds, local_facts
 
 
 def main() -> None:
     """Answer one question."""
     data = sys.stdin.buffer.read(MAX_BYTES)
-    needs = msgspec.json.decode(data, type=EnvironmentNeeds)
+    needs = from_json(data, EnvironmentNeeds)
     sys.stdout.buffer.write(msgspec.json.encode(local_facts(needs)))
 
 

@@ -21,6 +21,7 @@ import msgspec
 
 from ringleader import settings
 from ringleader.deadline import Deadline
+from ringleader.decoding import from_json
 from ringleader.errors import ConfigError
 from ringleader.identity.storage.home import Home
 from ringleader.project import facts_process
@@ -91,7 +92,7 @@ def facts_of(
         stdin=msgspec.json.encode(needs),
     )
     said = command.run(deadline.within(_FACTS_S))
-    return msgspec.json.decode(said, type=EnvironmentFacts)
+    return from_json(said, EnvironmentFacts)
 
 
 def _make(made: MadeEnvironment, recipe: Recipe, deadline: Deadline) -> None:

@@ -15,6 +15,7 @@ from typing import Annotated
 import msgspec
 
 from ringleader.data.file_names import check_collisions, check_name
+from ringleader.decoding import from_json
 
 CHUNK_BYTES = 1 << 20
 """A chunk travels as one message and is written at once, so a broken connection costs
@@ -85,7 +86,7 @@ def decode(data: bytes) -> Manifest:
     if len(data) > MAX_MANIFEST_BYTES:
         raise ValueError(f"a list of files of {len(data)} bytes")
     try:
-        found = msgspec.json.decode(data, type=Manifest)
+        found = from_json(data, Manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise ValueError(f"not a list of files ({exc})"[:200]) from None
     check(found)

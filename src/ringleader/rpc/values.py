@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 from torch import Tensor
 
+from ringleader.decoding import in_turn
 from ringleader.errors import ConfigError
 from ringleader.rpc import registry
 from ringleader.rpc.rref import RRef
@@ -179,6 +181,7 @@ class _Reader:
             text = f"class {str(name)[:80]!r} is not registered here"
             raise ValueError(f"{text}; decorate it with @rpc.register")
         found = self.restored(fields, depth + 1)
+        in_turn(kind, partial(msgspec.msgpack.Decoder, kind, dec_hook=_same))
         if not issubclass(kind, msgspec.Struct):
             return msgspec.convert(found, kind, dec_hook=_same)
         # Field by field: a Struct may be an array or have other names for its fields.

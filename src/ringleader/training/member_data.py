@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from ringleader.decoding import from_msgpack
 from ringleader.errors import ProtocolError
 from ringleader.membership.member import Member
 from ringleader.membership.steps.status import MAX_DATA_BYTES
@@ -40,7 +41,7 @@ def decode_data(data: bytes, member: Member) -> MemberData:
     if len(data) > MAX_DATA_BYTES:
         raise ProtocolError(str(member), f"sent {len(data)} bytes about itself")
     try:
-        return msgspec.msgpack.decode(data, type=MemberData)
+        return from_msgpack(data, MemberData)
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
         text = f"sent malformed data about itself: {exc}"
         raise ProtocolError(str(member), text) from exc

@@ -8,6 +8,7 @@ import msgspec
 import torch
 
 from ringleader.deadline import Deadline
+from ringleader.decoding import from_json
 from ringleader.errors import ConfigError, ProtocolError
 from ringleader.groups.group import Group
 from ringleader.membership.member import Member
@@ -45,7 +46,7 @@ def _exchange(group: Group, me: Member) -> list[Member]:
     for rank, row in enumerate(rows):
         text = row.numpy().tobytes().rstrip(b"\0")
         try:
-            members.append(msgspec.json.decode(text, type=Member))
+            members.append(from_json(text, Member))
         except msgspec.MsgspecError as exc:
             raise ProtocolError(rank, f"sent {text[:80]!r} as its name") from exc
     return members

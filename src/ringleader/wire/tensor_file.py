@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from ringleader.decoding import from_json
+
 MAX_HEADER_BYTES = 1 << 20
 """About 11,000 tensors; reading the header of 5000 takes 11 ms."""
 _LENGTH_BYTES = 8
@@ -114,7 +116,7 @@ def read_metadata(file: memoryview) -> tuple[dict[str, str], memoryview]:
     """Return the metadata in the header, and the data of all tensors."""
     raw, data = _header(file)
     try:
-        found = msgspec.json.decode(raw.get(_METADATA, b"{}"), type=dict[str, str])
+        found = from_json(raw.get(_METADATA, b"{}"), dict[str, str])
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
         raise ValueError(f"its metadata is not valid: {exc}"[:200]) from None
     return found, data
@@ -124,7 +126,7 @@ def _entries(file: memoryview) -> tuple[dict[str, _Entry], memoryview]:
     raw, data = _header(file)
     raw.pop(_METADATA, None)
     try:
-        entries = {k: msgspec.json.decode(v, type=_Entry) for k, v in raw.items()}
+        entries = {k: from_json(v, _Entry) for k, v in raw.items()}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise _invalid_header(exc) from None
     return entries, data
@@ -139,7 +141,7 @@ def _header(file: memoryview) -> tuple[dict[str, msgspec.Raw], memoryview]:
         raise ValueError("not safetensors: the length of its header is impossible")
     text = file[_LENGTH_BYTES : _LENGTH_BYTES + length]
     try:
-        raw = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        raw = from_json(text, dict[str, msgspec.Raw])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise _invalid_header(exc) from None
     return raw, file[_LENGTH_BYTES + length :]

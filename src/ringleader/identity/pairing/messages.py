@@ -10,6 +10,7 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
+from ringleader.decoding import from_msgpack
 from ringleader.errors import ProtocolError
 from ringleader.identity.cluster_secret import MAX_ADMINS, MAX_NAME_BYTES, ROOT_BYTES
 from ringleader.identity.node_key import PUBLIC_BYTES
@@ -89,6 +90,6 @@ _T = TypeVar("_T")
 def decode(frame: bytes, kind: type[_T], peer: str) -> _T:
     """Decode a message; ProtocolError if it is not exactly of this kind."""
     try:
-        return msgspec.msgpack.decode(frame, type=kind)
+        return from_msgpack(frame, kind)
     except UNDECODABLE as exc:
         raise ProtocolError(peer, f"sent an invalid pairing message ({exc})") from exc

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Self, TypeVar
 
-import msgspec
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from ringleader.decoding import from_msgpack
 from ringleader.identity.node_key import is_weak
 from ringleader.identity.pairing.messages import UNDECODABLE
 from ringleader.identity.pairing.spake2_exchange import Side
@@ -75,8 +75,8 @@ class SessionKeys:
         """Decrypt and decode; None if ``side`` did not encrypt it in this run."""
         nonce = number.to_bytes(12, "big")
         try:
-            return msgspec.msgpack.decode(
-                self._seal[side].decrypt(nonce, box, self.transcript), type=kind
+            return from_msgpack(
+                self._seal[side].decrypt(nonce, box, self.transcript), kind
             )
         except (InvalidTag, *UNDECODABLE):
             return None

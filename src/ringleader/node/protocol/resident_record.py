@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from ringleader.deadline import Deadline
+from ringleader.decoding import from_json
 from ringleader.errors import ConfigError
 from ringleader.identity.secret_value import Secret
 from ringleader.identity.storage.home import FileLock, Home, HomeWriter
@@ -98,6 +99,6 @@ def read_record(home: Path) -> ResidentRecord | None:
     if found is None:
         return None
     try:
-        return msgspec.json.decode(found.reveal(), type=ResidentRecord)
+        return from_json(found.reveal(), ResidentRecord)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None

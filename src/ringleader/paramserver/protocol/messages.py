@@ -13,6 +13,8 @@ from typing import Annotated, Literal, TypeVar, get_args
 import msgspec
 from msgspec import Meta
 
+from ringleader.decoding import from_json
+
 MAX_REQUEST_BYTES = 8192
 MAX_STEPS = 10_000
 """Optimizer steps of one assignment."""
@@ -252,6 +254,6 @@ def encode_message(message: msgspec.Struct) -> bytes:
 def decode_message(data: bytes, kind: type[_T]) -> _T:
     """Decode and check a message; ValueError says what is wrong with it and where."""
     try:
-        return msgspec.json.decode(data, type=kind)
+        return from_json(data, kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise ValueError(str(exc)[:300]) from None

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ringleader.decoding import from_json
 from ringleader.errors import ConfigError, ProtocolError
 from ringleader.paramserver.protocol.manifest import Vector
 from ringleader.paramserver.protocol.messages import Assignment, JoinAnswer
@@ -100,7 +101,7 @@ class Cluster:
         dist.broadcast(room, self.leader)
         text = room.numpy().tobytes().rstrip(b"\0")
         try:
-            order = msgspec.json.decode(text, type=Order)
+            order = from_json(text, Order)
         except msgspec.MsgspecError as exc:
             raise ProtocolError(self.leader, f"ordered {text[:80]!r}: {exc}") from exc
         if order.run is None:

@@ -14,6 +14,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
+from ringleader.decoding import from_msgpack
 from ringleader.errors import PeerLost, ProtocolError
 from ringleader.node.protocol import framing
 from ringleader.training.state.manifest import Entry
@@ -72,7 +73,7 @@ async def read_message(
     """Read one frame; PeerLost at the end, ProtocolError if it is no such message."""
     body = await framing.read(reader, who, limit)
     try:
-        return msgspec.msgpack.decode(body, type=kind)
+        return from_msgpack(body, kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         text = f"sent no {kind.__name__}: {exc}"
         raise ProtocolError(who, text[:300]) from None

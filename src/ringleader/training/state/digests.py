@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 from torch import Tensor
 
+from ringleader.decoding import from_msgpack
 from ringleader.training.state.manifest import MAX_TENSORS, Entry
 from ringleader.training.state.pieces import PIECE_BYTES, ByteViews, Piece, Span
 
@@ -40,7 +41,7 @@ class Digests(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def decode(data: bytes) -> Digests:
     """Return the digests that another member sent; ValueError if they are none."""
     try:
-        found = msgspec.msgpack.decode(data, type=Digests)
+        found = from_msgpack(data, Digests)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise ValueError(f"not a list of digests: {exc}"[:200]) from None
     if len(found.parts) > MAX_TENSORS + 1:

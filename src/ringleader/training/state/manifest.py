@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
+from ringleader.decoding import from_msgpack
 from ringleader.wire.tensor_file import SIZES, TensorSpec
 
 MAX_TENSORS = 1 << 17
@@ -135,7 +136,7 @@ def _decoded(data: bytes, kind: type[_T]) -> _T:
     if len(data) > MAX_BYTES:
         raise ValueError(f"{len(data)} bytes are more than a state's list of tensors")
     try:
-        return msgspec.msgpack.decode(data, type=kind)
+        return from_msgpack(data, kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise ValueError(f"not a list of tensors: {exc}"[:200]) from None
 

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 import msgspec
 
 from ringleader.checkpoint.byte_exchange import ByteExchange
+from ringleader.decoding import from_msgpack
 from ringleader.errors import Expelled, LayoutMismatch, PeerFailed, ProtocolError
 from ringleader.groups.group import Group
 from ringleader.training.state import digests, manifest
@@ -142,7 +143,7 @@ class _Transfer:
                 mine = msgspec.msgpack.encode(Offer(layout, manifest.encode(own)))
         data = self._exchange.broadcast(mine, first)
         try:
-            offer = msgspec.msgpack.decode(data, type=Offer)
+            offer = from_msgpack(data, Offer)
             self._offered = manifest.decode_manifest(offer.manifest)
             theirs = manifest.decode_layout(offer.layout)
         except (msgspec.MsgspecError, ValueError) as exc:

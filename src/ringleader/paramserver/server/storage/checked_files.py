@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from ringleader.decoding import from_json
 from ringleader.errors import ConfigError
 from ringleader.wire import tensor_file
 from ringleader.wire.tensor_file import TensorData
@@ -74,7 +75,7 @@ def write_json(path: Path, content: bytes) -> None:
 def read_json(path: Path) -> bytes:
     """Return the JSON in a file; DamagedFile if its checksum does not match."""
     try:
-        found = msgspec.json.decode(_read(path), type=_CheckedJson)
+        found = from_json(_read(path), _CheckedJson)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise DamagedFile(path, f"it is not JSON with a checksum ({exc})") from None
     content = bytes(found.content)
