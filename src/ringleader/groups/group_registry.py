@@ -10,6 +10,7 @@ import weakref
 
 from ringleader.collectives.config import CollectiveConfig
 from ringleader.deadline import Deadline
+from ringleader.errors import GroupAborted
 from ringleader.groups.connectors import Connector, at_end
 from ringleader.groups.group import Group, handle_of, open_group
 from ringleader.groups.known_links import CostRow
@@ -36,8 +37,13 @@ def close_open_groups() -> None:
 def _forget_open_groups() -> None:
     """Close the connections of the parent in a forked child."""
     for each in list(_open_groups):
+        handle = handle_of(each)
+        handle.runner.failure = GroupAborted(
+            "the group belongs to the process that this one was forked from; "
+            "a forked process has to form a group of its own"
+        )
         with contextlib.suppress(Exception):
-            handle_of(each).hang_up()
+            handle.hang_up()
     _open_groups.clear()
 
 

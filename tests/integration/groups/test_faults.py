@@ -493,3 +493,43 @@ def leave_in_the_middle(group: Group, ready: Ready) -> None:
     if group.rank == 0:
         os._exit(0)
     group.all_reduce(tensor)
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_a_forked_process_cannot_use_the_group_of_its_parent(
+    transport: str, fork_server: ForkServer
+) -> None:
+    with spawn_ranks(
+        2, communicate_in_a_fork, transport=transport, fork_server=fork_server
+    ) as ranks:
+        results = [rank.result(within_s=60) for rank in ranks]
+    for said, total in results:
+        assert total == 4.0
+        assert [line.split(" ", 1)[0] for line in said] == ["GroupAborted"] * 3
+        assert all("a forked process has to form a group of its own" in s for s in said)
+
+
+def communicate_in_a_fork(group: Group, _: Ready) -> tuple[list[str], float]:
+    """What calls raise in a fork, and the sum of two calls in its parent."""
+    tensor = torch.ones(10)
+    group.all_reduce(tensor)
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        calls = (
+            lambda: group.all_reduce(tensor),
+            lambda: group.all_reduce(tensor, async_op=True).wait(),
+            lambda: group.send(tensor, 1 - group.rank),
+        )
+        for call in calls:
+            try:
+                call()
+            except Exception as exc:  # noqa: BLE001 - the test looks at it
+                os.write(writer, f"{type(exc).__name__} {exc}\n".encode())
+        os._exit(0)
+    os.close(writer)
+    os.waitpid(pid, 0)
+    with os.fdopen(reader) as lines:
+        said = lines.read().splitlines()
+    group.all_reduce(tensor)
+    return said, float(tensor[0])
