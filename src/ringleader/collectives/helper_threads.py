@@ -1,10 +1,11 @@
 """How many threads help each rank of a host with large copies and additions.
 
 Helpers only ever use cores that would be idle. Threads beside those of torch take, with
-all threads that the ranks have already, at most half of the cores. The other half is
-left to loaders, to the system and to other programs, which nobody tells us of. Where
-torch's own threads take more than that, and no more than there are cores, they help a
-thread that does nothing but communicate: they wait for it anyway.
+all threads that the ranks have already, at most three quarters of the cores. A quarter
+is left to loaders, to the system and to other programs, which nobody tells us of. There
+also has to be a core for a thread of each rank that communicates in the background.
+Where torch's own threads leave less than that, and are no more than there are cores,
+they help a thread that does nothing but communicate: they wait for it anyway.
 """
 
 from __future__ import annotations
@@ -81,17 +82,18 @@ def _choose(rank: int, ranks: Sequence[RankCores]) -> Decision:
     num_ranks = len(sharing) + unseen
     used = sum(each.torch_threads for each in sharing) + unseen * own.torch_threads
     cores = int(min(len(own.cores), own.quota))
-    helpers = min(MAX_HELPERS, (cores // 2 - used) // num_ranks)
+    room = min(3 * cores // 4, cores - num_ranks) - used
     limit = f" (of {len(own.cores)}, by cgroup quota)" if cores < len(own.cores) else ""
     state = f"{num_ranks} ranks with {used} threads on {cores} cores{limit}"
     if own.torch_threads > 1 and used <= cores:
         # As many threads as torch has: a team of another size would end and start
         # threads at every call.
         count = min(MAX_HELPERS, own.torch_threads - 1)
-        if helpers < 1:
+        if num_ranks * count > room:
             reason = f"{state}; torch's own threads, while their rank waits"
             return Decision(count, reason, in_background=False)
         return Decision(count, f"{state}; as many threads as torch has")
-    if helpers < 1:
-        return Decision(0, f"{state} leave none idle, as half are left to others")
-    return Decision(helpers, f"{state}; half of the cores are left to others")
+    if room < num_ranks:
+        return Decision(0, f"{state} leave none idle, as a quarter is left to others")
+    helpers = min(MAX_HELPERS, room // num_ranks)
+    return Decision(helpers, f"{state}; a quarter of the cores is left to others")

@@ -35,7 +35,7 @@ SEM_STRIDE = 128
 """Two cache lines, so that two semaphores never share one."""
 
 
-RELAY_BYTES = 8 << 20
+RELAY_BYTES = 9 << 20
 """Memory of the relay slots of one host; every rank touches all of it."""
 DEVICE_RELAY_BYTES = 32 << 20
 """The same if some rank has an accelerator, which copies by itself: the number of
@@ -75,7 +75,7 @@ class Geometry:
     @property
     def num_relay_slots(self) -> int:
         """Number of relay slots; engine/shared_memory/relay.py explains it."""
-        return self.size + 1
+        return 3 if self.size == 2 else self.size + 2
 
     @property
     def part_bytes(self) -> int:

@@ -8,21 +8,23 @@ copies or adds each part once, S bytes in all, and copies S bytes of results, wh
 is. In turn t a rank
 
     copies in  its own part of piece t
-    awaits     turn t-1 of all other ranks
+    awaits     turn t-1 of its left neighbour, rank r-1
     adds       its values to part r-s of piece t-s, for every s > 0, and takes the sum
                if it is the last (s = n-1)
+    awaits     turn t-1 of all other ranks
     copies out piece t-n, except for the part whose sum it has taken
     signals    TURN to all other ranks
 
-so no rank waits for something that happens in the same turn. The order of additions is
-the same on all ranks, so all get the same bits.
+so no rank waits for something that happens in the same turn, and all but the left
+neighbour may be half a turn late. The order of additions is the same on all ranks, so
+all get the same bits.
 
-Slots are numbered across calls, and n+1 are enough. The slot of piece c is filled again
-in turn c+n+1, by a rank that has heard of every rank's turn c+n-1, in which the sum was
-taken. If ranks other than the writer read the slot (turn c+n), the writer waits for
-them before it writes again. The last turn of a call is not signalled: a rank that
-begins the next call knows that every rank is in that turn, at the last piece, and it
-comes to the slot of that piece only after every rank's next turn.
+Slots are numbered across calls, and n+2 are enough. The slot of piece c is read last in
+turn c+n and filled again in turn c+n+2, by a rank that has heard of every rank's turn
+c+n. Of two ranks, only the writer copies out of a slot, and n+1 are enough. The last
+turn of a call is not signalled: a rank that begins the next call knows that every rank
+is in that turn, at the last piece, and it comes to the slot of that piece only after
+every rank's next turn.
 Fewer slots are faster, because they stay in the cache: with a fourth slot, 64 MiB
 between two ranks took 30 % longer (2026-11-15, 2 MiB of L2).
 
@@ -47,7 +49,7 @@ from ringleader.collectives.schedule import split
 from ringleader.engine.arrays import Array, address_of, array_at
 from ringleader.engine.call import DeviceCopier
 from ringleader.engine.engine import HeaderMismatch
-from ringleader.engine.shared_memory.arena import Arena
+from ringleader.engine.shared_memory.arena import Arena, Take
 from ringleader.engine.shared_memory.relay_call import RelayCall
 from ringleader.engine.shared_memory.relay_plan import (
     Key,
@@ -59,6 +61,9 @@ from ringleader.engine.shared_memory.relay_plan import (
 from ringleader.transport.shm_segment import PAGE, Segment, Signal
 from ringleader.wire.header import HEADER_BYTES
 
+Theirs = tuple[int, Take, memoryview]
+"""A peer, its signal, and the header that it wrote before it."""
+
 
 class Relay:
     """The relay slots of all ranks, and the turns over them."""
@@ -67,18 +72,17 @@ class Relay:
         self._arena = arena
         geometry = arena.geometry
         self._num = num = geometry.num_relay_slots
-        self._is_pair = arena.size == 2
-        """With more ranks, ranks other than the writer read a slot in all_reduce."""
         self._order = [(arena.rank - step) % arena.size for step in range(arena.size)]
         """The part that this rank works on in each step."""
         starts = [geometry.relay_slot_at(k) for k in range(num)]
         headers = [[s.view[a : a + HEADER_BYTES] for a in starts] for s in segments]
         self._my_headers = headers[arena.rank]
         take = arena.take[Signal.TURN]
-        self._theirs = [
-            [(p, take[p], headers[p][k]) for p in arena.peers] for k in range(num)
+        theirs = [
+            [(p, take[p], headers[p][k]) for p in self._order[1:]] for k in range(num)
         ]
-        """[turn]: (peer, its signal, the header that it wrote)."""
+        self._theirs = [(row[:1], row[1:]) for row in theirs]
+        """[turn]: the left neighbour, and all others."""
         room = geometry.device_part_bytes
         self.slots = [
             [segments[q].view[a + PAGE : a + PAGE + room] for q in self._order]
@@ -121,7 +125,7 @@ class Relay:
         more, num = self._arena.size, self._num_pieces(count, dtype, part_bytes)
         key = (source_at, out_at, count, dtype, part_bytes)
         plan = self._plan(key, num, more, cut, how)
-        self._run(plan, header, how, is_early=self._is_pair)
+        self._run(plan, header, how)
 
     def all_reduce_device(
         self,
@@ -142,7 +146,7 @@ class Relay:
         num = self._num_pieces(count, dtype, self.part_bytes)
         first = self._begin(num)
         plan = lay_out(pieces, copier.slots, self._arrays, first, more)
-        self._run(plan, header, how, is_early=self._is_pair)
+        self._run(plan, header, how)
 
     def _num_pieces(self, count: int, dtype: np.dtype[Any], part_bytes: int) -> int:
         return -(-count // (part_bytes // dtype.itemsize * self._arena.size))
@@ -185,7 +189,7 @@ class Relay:
         num = -(-longest // step)
         key = (*given, out_at, dtype, step)
         plan = self._plan(key, num, size - 1, cut, how)
-        self._run(plan, header, how, is_early=True)
+        self._run(plan, header, how)
 
     def _plan(
         self,
@@ -220,28 +224,23 @@ class Relay:
         self._pieces += num
         return first
 
-    def _run(
-        self, plan: Iterable[Turn], header: bytes, how: RelayCall, *, is_early: bool
-    ) -> None:
-        """Run all turns; ``is_early``: only its writer copies out of a slot."""
+    def _run(self, plan: Iterable[Turn], header: bytes, how: RelayCall) -> None:
         arena, copy, synchronize = self._arena, how.copy, how.synchronize
-        is_first = True
+        left: list[Theirs] = []
+        others: list[Theirs] = []
         for turn in plan:
             arena.check()
-            if is_early:
-                copy(turn.copies_in)
-            if not is_first:
-                self._await_all(header)
-            is_first = False
-            if not is_early:
-                copy(turn.copies_in)
+            copy(turn.copies_in)
+            self._await(left, header)
             _add(turn, how)
             copy(turn.takes)
+            self._await(others, header)
             copy(turn.copies_out)
             if synchronize is not None:
                 synchronize()
             arena.complete = turn.end
             if not turn.is_last:
+                left, others = self._theirs[self._turns % self._num]
                 self._signal_all(header)
 
     def _signal_all(self, header: bytes) -> None:
@@ -250,9 +249,9 @@ class Relay:
             post()
         self._turns += 1
 
-    def _await_all(self, header: bytes) -> None:
-        """Return when all ranks have done our last turn, in the same call."""
-        for peer, take, theirs in self._theirs[(self._turns - 1) % self._num]:
+    def _await(self, ranks: list[Theirs], header: bytes) -> None:
+        """Return when ``ranks`` have done our last turn, in the same call."""
+        for peer, take, theirs in ranks:
             if not take(False):
                 self._arena.wait(take, peer)
             if theirs != header:
