@@ -115,8 +115,14 @@ class Accelerator:
     def h2d_stream(self) -> AbstractContextManager[Any]:
         return self._copying(self.into)
 
+    def callers_stream(self) -> AbstractContextManager[Any]:
+        return self._copying(self.main)
+
     def record_event(self) -> Moment:
         return self._queue().mark()
+
+    def synchronize(self) -> None:
+        self.record_event().synchronize()
 
     def wait_event(self, event: Event) -> None:
         assert isinstance(event, Moment)
@@ -224,7 +230,7 @@ class Accelerator:
                 room = torch.from_numpy(array[start : start + tensor.nbytes])
                 room = room.view(tensor.dtype)
                 return lambda: self._check_host(storage, room, queue)
-        if _storage(tensor) not in queue.known:
+        if queue is not self.main and _storage(tensor) not in queue.known:
             shape = list(tensor.shape)
             self.mistakes.append(f"{queue.name} uses {shape} and never said so")
         return lambda: tensor

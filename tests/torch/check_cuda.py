@@ -127,6 +127,38 @@ def streams_are_in_order(rank: int) -> None:
         check(f"gaps, turn {turn}", seen, reference(count, dist.ReduceOp.SUM))
 
 
+def short_calls_use_the_callers_stream(rank: int) -> None:
+    """Those that are like earlier ones; each after and before pending work, in turns
+    with an operation that nobody has waited for.
+    """
+    group: Any = dist.distributed_c10d._get_default_group()
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    heavy = torch.randn(4000, 4000, device="cuda")
+    num_before = group._repeated.count
+    for turn in range(12):
+        for count in (30_000, 131_072):
+            filled = values(count, rank, turn).cuda()
+            torch.cuda.synchronize()
+            with torch.cuda.stream(side if turn % 2 else torch.cuda.default_stream()):
+                tensor = torch.full_like(filled, -1)
+                for _ in range(3):
+                    heavy @ heavy
+                tensor.copy_(filled)
+                dist.all_reduce(tensor)
+                seen = tensor.clone()
+                tensor.fill_(-2)
+                shared = filled.clone()
+                dist.broadcast(shared, 1, async_op=True)
+                dist.all_reduce(shared)
+                torch.cuda.current_stream().synchronize()
+            wanted = reference(count, dist.ReduceOp.SUM, turn)
+            check(f"{count}, turn {turn}", seen, wanted)
+            check(f"shared, turn {turn}", shared, RANKS * values(count, 1, turn))
+    num_again = group._repeated.count - num_before
+    if (num_again > 0) != (os.environ["RINGLEADER_TRANSPORT"] == "auto"):
+        raise AssertionError(f"{num_again} calls in shared memory have run again")
+
+
 def gaps_and_transposes(rank: int) -> None:
     count = 400_000
     tensor = values(count, rank).cuda().view(500, 800).t()
@@ -316,6 +348,7 @@ CHECKS: tuple[Callable[[int], None], ...] = (
     mistakes_do_not_end_the_group,
     many_are_in_flight,
     streams_are_in_order,
+    short_calls_use_the_callers_stream,
     gaps_and_transposes,
     one_rank_on_the_cpu,
     other_collectives,

@@ -18,6 +18,9 @@ REGISTER_PORTABLE = 1
 """cudaHostRegisterPortable: pinned for every device of this process."""
 
 
+_NOTHING = nullcontext()
+
+
 class Event(Protocol):
     """A recorded point in a device's stream."""
 
@@ -45,8 +48,16 @@ class Device(Protocol):
         """Run copies in the stream from the host to the device."""
         ...
 
+    def callers_stream(self) -> AbstractContextManager[Any]:
+        """Run copies in the current stream, in which the caller computes."""
+        ...
+
     def record_event(self) -> Event:
         """Record an event in the current stream."""
+        ...
+
+    def synchronize(self) -> None:
+        """Block until the current stream has done all that was issued in it."""
         ...
 
     def wait_event(self, event: Event) -> None:
@@ -88,10 +99,18 @@ class CudaDevice:
         """Run copies in the stream from the host to the device."""
         return torch.cuda.stream(self._in)
 
+    def callers_stream(self) -> AbstractContextManager[Any]:
+        """Do nothing: it is the current stream."""
+        return _NOTHING
+
     def record_event(self) -> Event:
         """Record an event in the current stream."""
         event: Event = torch.cuda.current_stream(self._device).record_event()
         return event
+
+    def synchronize(self) -> None:
+        """Block until the current stream has done all that was issued in it."""
+        torch.cuda.current_stream(self._device).synchronize()
 
     def wait_event(self, event: Event) -> None:
         """Let the current stream wait for ``event``."""
@@ -127,15 +146,19 @@ class MpsDevice:
 
     def guard(self) -> AbstractContextManager[Any]:
         """Do nothing: there is only one device."""
-        return nullcontext()
+        return _NOTHING
 
-    d2h_stream = h2d_stream = guard
+    d2h_stream = h2d_stream = callers_stream = guard
 
     def record_event(self) -> Event:
         """Record an event in the queue."""
         event = torch.mps.Event()
         event.record()
         return event
+
+    def synchronize(self) -> None:
+        """Block until the queue has done all that was issued in it."""
+        torch.mps.synchronize()
 
     def wait_event(self, event: Event) -> None:
         """Do nothing: the queue keeps the order."""

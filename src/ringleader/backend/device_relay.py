@@ -7,7 +7,8 @@ everything twice. docs/decisions/0007 has the measurements.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch import Tensor
 from ringleader.backend.device import Device
 from ringleader.engine import arrays
 from ringleader.engine.shared_memory.relay import Relay
-from ringleader.engine.shared_memory.relay_plan import Copy, Piece
+from ringleader.engine.shared_memory.relay_plan import Copy, Piece, RelayPlans
 
 
 class RelayBuffers:
@@ -39,6 +40,7 @@ class RelayBuffers:
         self.num_rows = len(relay.memory)
         """Pieces in progress at the same time: one per rank."""
         self.part_bytes = relay.part_bytes
+        self.plans = RelayPlans()
         self.host = host
         self.array: np.ndarray[Any, np.dtype[np.uint8]] = host.numpy()
 
@@ -57,36 +59,67 @@ class RelayBuffers:
         return slice(start, start + num_bytes)
 
 
+class _Parts(dict[range, Tensor]):
+    """The parts of a tensor, as a call needs them."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__()
+        self._tensor = tensor
+
+    def __missing__(self, run: range) -> Tensor:
+        part = self[run] = self._tensor[run.start : run.stop]
+        return part
+
+
 class DeviceRelay:
-    """Copies one device tensor to the slots of a relay and back."""
+    """Copies device tensors of one dtype to the slots of a relay and back."""
 
-    def __init__(self, device: Device, buffers: RelayBuffers, flat: Tensor) -> None:
-        self._device = device
+    def __init__(
+        self, device: Device, buffers: RelayBuffers, dtype: torch.dtype
+    ) -> None:
         self._buffers = buffers
-        self._bytes = flat.view(torch.uint8)
-        self._dtype = arrays.storage_dtype(flat.dtype)
+        self._parts = _NO_PARTS
+        self._dtype = arrays.storage_dtype(dtype)
         self.slots = buffers.slots
+        self.plans = buffers.plans
+        self.synchronize = device.synchronize
+        """Blocks until the current stream has done all copies."""
 
-    def piece(self, number: int, runs: list[slice], end: int) -> Piece:
-        """Return this rank's parts of a piece: device memory, and host memory for the
-        values to be added.
+    @contextmanager
+    def using(self, flat: Tensor) -> Iterator[None]:
+        """Copy this tensor until the context ends."""
+        self._parts = _Parts(flat.view(torch.uint8))
+        try:
+            yield
+        except BaseException:
+            self.synchronize()  # no copy is in progress when others hear of it
+            raise
+        finally:
+            self._parts = _NO_PARTS
+
+    def piece(self, number: int, runs: list[range], end: int) -> Piece:
+        """Return this rank's parts of a piece, and host memory for the values to be
+        added.
         """
-        buffers, parts = self._buffers, [self._bytes[run] for run in runs]
+        buffers = self._buffers
         values, fetches = [], []
-        for step, part in enumerate(parts[1:], 1):
-            at = buffers.host_slice(number, step, len(part))
-            fetches.append((buffers.host[at], part))
+        for step, run in enumerate(runs[1:], 1):
+            at = buffers.host_slice(number, step, len(run))
+            fetches.append((buffers.host[at], run))
             values.append(buffers.array[at].view(self._dtype))
-        return Piece(parts[0], values, end, parts, fetches=fetches)
+        return Piece(runs[0], values, end, runs, fetches=fetches)
 
     def copy(self, copies: list[Copy]) -> None:
         """Issue the copies in the current stream."""
+        parts = self._parts
         for target, source in copies:
-            target.copy_(source, non_blocking=True)
+            if type(target) is range:
+                parts[target].copy_(source, non_blocking=True)
+            else:
+                target.copy_(parts[source], non_blocking=True)
 
-    def synchronize(self) -> None:
-        """Block until the current stream has done all copies."""
-        self._device.record_event().synchronize()
+
+_NO_PARTS = _Parts(torch.empty(0, dtype=torch.uint8, device="cpu"))
 
 
 def _call_all(functions: list[Callable[[], None]]) -> None:

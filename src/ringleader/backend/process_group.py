@@ -107,7 +107,7 @@ class RingleaderGroup(ProcessGroup):
         """Collectives of tensors that are on one GPU; on all ranks or none."""
         self._coalesced: list[BackendWork] | None = None
         self._error_context = error_context.ErrorContext(group, self._identity)
-        self._repeated = RepeatedCalls(group, self._error_context)
+        self._repeated = RepeatedCalls(group, self._error_context, self._staging)
         self._allow_repeated()
         register_devices(self, available_devices())
 
@@ -138,6 +138,9 @@ class RingleaderGroup(ProcessGroup):
     def _allow_repeated(self) -> None:
         self._repeated.is_allowed = (
             not self.is_staged and self.layer is None and self._coalesced is None
+        )
+        self._repeated.on_devices.is_allowed = (
+            self.is_staged and self._coalesced is None
         )
 
     # -- identity ------------------------------------------------------------------
@@ -233,9 +236,9 @@ class RingleaderGroup(ProcessGroup):
         how["attempt"] = self._question(opts, both, both)
         with self._error_context:
             _check_reduction(opts, tensor.dtype)
-            work, deliver = self._stage(tensor.device).all_reduce(
-                self.group, relay, tensor, op.name, **how
-            )
+            stage = self._stage(tensor.device)
+            work, deliver = stage.all_reduce(self.group, relay, tensor, op.name, **how)
+            self._repeated.on_devices.keep(opts, tensor, op.name)
             return self._make_handle(work, both, deliver)
 
     def allreduce_coded(

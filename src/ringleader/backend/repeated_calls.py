@@ -10,6 +10,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch._C._distributed_c10d import (
     AllgatherOptions,
@@ -23,6 +24,8 @@ from torch._C._distributed_c10d import (
 from torch.nn import Parameter
 
 from ringleader.backend.error_context import ErrorContext
+from ringleader.backend.short_device_calls import ShortDeviceCalls
+from ringleader.backend.staging import HostStaging
 from ringleader.backend.torch_options import reduction
 from ringleader.errors import RingleaderError
 from ringleader.groups.group import Group, handle_of
@@ -53,20 +56,30 @@ class RepeatedCalls:
     its work if it is asynchronous.
     """
 
-    def __init__(self, group: Group, error_context: ErrorContext) -> None:
+    def __init__(
+        self,
+        group: Group,
+        error_context: ErrorContext,
+        stages: dict[torch.device, HostStaging],
+    ) -> None:
         handle = handle_of(group)
         self._prepared = handle.prepared
         self._run_now = handle.runner.run_prepared
         self._error_context = error_context
         self.is_allowed = False
         """Whether tensors on the CPU go to the group as they are, one by one."""
+        self.on_devices = ShortDeviceCalls(group, error_context, stages)
         self.count = 0
         """The calls that have run here."""
 
     def all_reduce(self, tensors: Any, opts: Any) -> Work | None:
         """See RingleaderGroup."""
-        if type(opts) is not AllreduceOptions or not self.is_allowed:
+        if type(opts) is not AllreduceOptions:
             return None
+        if not self.is_allowed:
+            has_run = self.on_devices.all_reduce(tensors, opts)
+            self.count += has_run
+            return RAN if has_run else None
         if type(tensors) is not list or len(tensors) != 1:
             return None
         tensor, name = tensors[0], _reduction(opts.reduceOp)

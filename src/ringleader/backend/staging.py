@@ -12,7 +12,8 @@ back itself, see device_relay.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -94,18 +95,19 @@ class HostStaging:
     def _start(
         self,
         group: Group,
-        run: Callable[[Event], Event],
+        run: Callable[[Event], Event | None],
         *,
         attempt: Attempt | None = None,
         **how: Any,
     ) -> tuple[Work, Callable[[], None]]:
         """Start ``run``, which gets the event "inputs are ready" and returns "done".
 
-        It is not called if ``attempt`` succeeds. It overlaps with the computing of the
-        device, whatever torch's threads on the CPU do.
+        It returns None if the host has waited for its end. It is not called if
+        ``attempt`` succeeds. It overlaps with the computing of the device, whatever
+        torch's threads on the CPU do.
         """
         device = self._device
-        done: list[Event] = []
+        done: list[Event | None] = []
         with device.guard():
             ready = device.record_event()
 
@@ -117,8 +119,9 @@ class HostStaging:
                 done.append(self._last)
 
         def deliver() -> None:
-            with device.guard():
-                device.wait_event(done[0])
+            if (end := done[0]) is not None:
+                with device.guard():
+                    device.wait_event(end)
 
         return handle_of(group).together(job, may_postpone=False, **how), deliver
 
@@ -132,24 +135,40 @@ class HostStaging:
 
     def _relay(
         self, ready: Event, group: Group, relay: Relay, tensor: Tensor, op: str
-    ) -> Event:
+    ) -> None:
         device = self._device
         if self._relay_buffers is None:
             self._relay_buffers = RelayBuffers.pin(device, relay)
         with device.d2h_stream():
             self._wait_for(ready)
             flat = self._flat(tensor).resolve_conj().resolve_neg()
-            copier = DeviceRelay(device, self._relay_buffers, flat)
-            finish = []
+            copier = DeviceRelay(device, self._relay_buffers, flat.dtype)
+            finish: list[Callable[[], object]] = []
             if flat.data_ptr() != tensor.data_ptr():
-                finish = [lambda: tensor.detach().copy_(flat.view(tensor.shape))]
+                finish = [
+                    lambda: tensor.detach().copy_(flat.view(tensor.shape)),
+                    device.synchronize,
+                ]
             reduce = handle_of(group).all_reduce_device
-            try:
+            with copier.using(flat):
                 reduce(copier, flat.dtype, len(flat), op, finish)
-            finally:
-                copier.synchronize()  # no copy is in progress when we return
-            self._last = device.record_event()
-        return self._last
+
+    def copier(self, dtype: torch.dtype) -> DeviceRelay | None:
+        """Return a copier for many calls; None before the first one."""
+        buffers = self._relay_buffers
+        return None if buffers is None else DeviceRelay(self._device, buffers, dtype)
+
+    @contextmanager
+    def in_callers_stream(self) -> Iterator[None]:
+        """Let the current stream copy, after all that was started here before.
+
+        A relay in this context has ended when the context does.
+        """
+        with self._device.callers_stream():
+            if self._last is not None:
+                self._device.wait_event(self._last)
+            yield
+        self._last = None
 
     def _in_layers(
         self, ready: Event, steps: Steps, tensors: Sequence[Tensor]

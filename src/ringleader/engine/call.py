@@ -7,6 +7,7 @@ it a header, and one engine runs it.
 from __future__ import annotations
 
 from collections.abc import Callable, Container
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -17,7 +18,7 @@ from ringleader.collectives.schedule import split
 from ringleader.deadline import Deadline
 from ringleader.engine.arrays import Array, address_of
 from ringleader.engine.reductions import Combine, Divide, combine, divider
-from ringleader.engine.shared_memory.relay_plan import Copy, Piece
+from ringleader.engine.shared_memory.relay_plan import Copy, Piece, RelayPlans
 from ringleader.wire.header import COUNT_OFFSET
 
 PlanKey = tuple[str, str, int, int]
@@ -31,20 +32,26 @@ class DeviceCopier(Protocol):
 
     slots: list[list[Any]]
     """The slots of the relay, as objects that ``copy`` accepts."""
+    plans: RelayPlans
+    """The turns of earlier calls. They hold no view of a tensor, only byte ranges."""
 
-    def piece(self, number: int, runs: list[slice], end: int) -> Piece:
-        """The views of piece ``number``; ``runs``: byte ranges of the tensor, by step.
+    def piece(self, number: int, runs: list[range], end: int) -> Piece:
+        """Piece ``number``; ``runs``: byte ranges of the tensor, by step.
 
         As many pieces as there are ranks are in use at once.
         """
         ...
 
     def copy(self, copies: list[Copy]) -> None:
-        """Start these copies, in this order."""
+        """Start these copies, in this order; a range is a part of the tensor."""
         ...
 
     def synchronize(self) -> None:
         """Return when all copies started so far have been made."""
+        ...
+
+    def using(self, flat: torch.Tensor) -> AbstractContextManager[None]:
+        """Copy this tensor until the context ends; an error waits for all copies."""
         ...
 
 

@@ -179,7 +179,7 @@ class GroupHandle:
         if self.relay(call.num_bytes) is None:
             text = f"{call.num_bytes} bytes are not reduced by a relay here"
             raise ConfigError(f"all_reduce: {text}")
-        return self.submit(call, "shm")
+        return self.submit(call)
 
     def expect_accelerators(self) -> None:
         """Relay in larger parts from now on; all ranks call it at the same time."""

@@ -41,6 +41,8 @@ def output_array(tensor: Tensor, what: str, copy_back: CopyBack) -> Array:
 
 def check_writable(tensor: Tensor, what: str) -> None:
     """Raise ConfigError if elements of ``tensor`` share memory."""
+    if tensor.is_contiguous():
+        return
     dimensions = zip(tensor.shape, tensor.stride(), strict=True)
     if any(n > 1 and step == 0 for n, step in dimensions):
         text = "several elements of this tensor share one place in memory (expand())"

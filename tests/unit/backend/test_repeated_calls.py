@@ -31,7 +31,7 @@ def options(made: T, **fields: object) -> T:
 
 
 def calls_of(group: Group) -> RepeatedCalls:
-    calls = RepeatedCalls(group, cast(Any, None))
+    calls = RepeatedCalls(group, cast(Any, None), {})
     calls.is_allowed = True
     return calls
 

@@ -30,8 +30,9 @@ between two ranks took 30 % longer (2026-11-15, 2 MiB of L2).
 
 A tensor on an accelerator has a ``DeviceCopier``, by which the device itself copies
 between the tensor and the slots. The values that this rank adds are fetched to host
-memory in the turn in which its own part is copied in. For the other ranks nothing
-differs.
+memory in the turn in which its own part is copied in. Such a turn waits for the device.
+So does the last one, but none between them: they only read slots, which are filled
+again when this rank has begun another call. For the other ranks nothing differs.
 
 Where helper threads share the work (helpers.py), the views are tensors, and parts
 are larger; all ranks of a call have the same number of threads, so they agree on both.
@@ -136,16 +137,20 @@ class Relay:
         how: RelayCall,
     ) -> None:
         """Reduce the tensor of ``copier``, in place; other ranks may use arrays."""
-        pieces = (
-            copier.piece(number, runs, end)
-            for number, (runs, end) in enumerate(
-                self._cuts(count, dtype, self.part_bytes)
-            )
-        )
-        more = self._arena.size
-        num = self._num_pieces(count, dtype, self.part_bytes)
+        part_bytes, more = self.part_bytes, self._arena.size
+        num = self._num_pieces(count, dtype, part_bytes)
         first = self._begin(num)
-        plan = lay_out(pieces, copier.slots, self._arrays, first, more)
+
+        def cut() -> Iterator[Piece]:
+            cuts = self._cuts(count, dtype, part_bytes)
+            for number, (runs, end) in enumerate(cuts):
+                yield copier.piece(number, [range(r.start, r.stop) for r in runs], end)
+
+        plan = copier.plans.find(
+            (count, dtype, part_bytes, first),
+            8 * (num + more) * self._arena.size,
+            lambda: lay_out(cut(), copier.slots, self._arrays, first, more),
+        )
         self._run(plan, header, how)
 
     def _num_pieces(self, count: int, dtype: np.dtype[Any], part_bytes: int) -> int:
@@ -233,15 +238,21 @@ class Relay:
             copy(turn.copies_in)
             self._await(left, header)
             _add(turn, how)
-            copy(turn.takes)
+            waits = turn.copies_in or turn.is_last or synchronize is None
+            if waits:
+                copy(turn.takes)
             self._await(others, header)
-            copy(turn.copies_out)
-            if synchronize is not None:
-                synchronize()
+            if waits:
+                copy(turn.copies_out)
+                if synchronize is not None:
+                    synchronize()
             arena.complete = turn.end
             if not turn.is_last:
                 left, others = self._theirs[self._turns % self._num]
                 self._signal_all(header)
+            if not waits:  # for these copies of a device nobody waits in this call
+                copy(turn.takes)
+                copy(turn.copies_out)
 
     def _signal_all(self, header: bytes) -> None:
         self._my_headers[self._turns % self._num][:] = header

@@ -14,7 +14,7 @@ from typing import Any
 from ringleader.engine.arrays import Array
 
 Copy = tuple[Any, Any]
-"""(to, from), both bytes: memoryviews, or objects that a DeviceCopier accepts. Not
+"""(to, from), both bytes: memoryviews, or what a DeviceCopier accepts. Not
 arrays: numpy releases the GIL for every copy, and if another thread is busy in Python,
 getting it back takes longer than the copy."""
 Key = tuple[object, ...]
@@ -28,7 +28,8 @@ class Piece:
     """This rank's views of one piece, by step: of part r, r-1, r-2 and so on."""
 
     source: Any
-    """Bytes to copy in, in step 0."""
+    """Bytes to copy in, in step 0. Parts of a device's tensor are ranges, here and
+    below."""
     values: list[Array]
     """Values to add, from step 1 on."""
     end: int

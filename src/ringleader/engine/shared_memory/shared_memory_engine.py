@@ -130,6 +130,8 @@ class SharedMemoryEngine:
     def prepare(self, call: Call, next_header: NextHeader) -> Forms | None:
         """A call of one slot with all views made, or a relay with its plan kept."""
         if call.operation == "all_reduce" and self.is_relayed(call.num_bytes):
+            if call.device_copier is not None:
+                return Forms(self._prepare_device_relay(call, next_header))
             return Forms(self._prepare_relay(call, next_header))
         if call.operation == "reduce_scatter" and self._is_scatter_relayed(call):
             return None
@@ -161,6 +163,20 @@ class SharedMemoryEngine:
                 run(addresses)
 
         return gil_interval.shortened(run_helped)
+
+    def _prepare_device_relay(self, call: Call, next_header: NextHeader) -> Prepared:
+        """A relay of the tensor that the copier of ``call`` is using: no addresses."""
+        arena, relay, copier = self.arena, self.relay, call.device_copier
+        assert copier is not None
+        dtype, count = storage_dtype(call.dtype), call.count
+        how = device_call(call.combine(), call.divide(arena.size), copier)
+
+        def run(_: Addresses) -> None:
+            header = next_header()
+            arena.complete = 0
+            relay.all_reduce_device(header, copier, count, dtype, how)
+
+        return gil_interval.shortened(run)
 
     def progress(self, _call: Call) -> Runs:
         """The beginning of the result, as far as it is complete."""

@@ -1,0 +1,97 @@
+"""Short all_reduces of device tensors that are like earlier ones, with little Python.
+
+The device and the additions need half of what an all_reduce of 1 MiB takes in general.
+Here it is prepared like the calls of CPU tensors, and the thread that waits for it runs
+it in its own stream, so no event is needed. The other ranks see the same relay.
+docs/decisions/0022 has the measurements.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import AllreduceOptions
+from torch.nn import Parameter
+
+from ringleader.backend.device_exchange import is_short
+from ringleader.backend.error_context import ErrorContext
+from ringleader.backend.staging import HostStaging
+from ringleader.backend.torch_options import reduction
+from ringleader.engine.arrays_by_address import Addresses
+from ringleader.errors import RingleaderError
+from ringleader.groups import calls
+from ringleader.groups.group import Group, handle_of
+from ringleader.groups.prepared_calls import Key
+
+_NO_LIMIT = timedelta(0)
+_PLAIN = frozenset((Tensor, Parameter))
+"""Types of tensors that are not wrapped by functional collectives."""
+
+
+class ShortDeviceCalls:
+    """Runs synchronous all_reduces of one process group again."""
+
+    def __init__(
+        self,
+        group: Group,
+        error_context: ErrorContext,
+        stages: dict[torch.device, HostStaging],
+    ) -> None:
+        handle = handle_of(group)
+        self._prepared = handle.prepared
+        self._run_now = handle.runner.run_prepared
+        self._error_context = error_context
+        self._stages = stages
+        self.is_allowed = False
+        """Whether ranks may have accelerators, and calls run one by one."""
+
+    def all_reduce(self, tensors: Any, opts: AllreduceOptions) -> bool:
+        """Run a call; return False if it needs the general path."""
+        if not self.is_allowed or type(tensors) is not list or len(tensors) != 1:
+            return False
+        tensor, op = tensors[0], reduction(opts.reduceOp)
+        key = _key(opts, tensor, op.name) if op.factor is None else None
+        prepared = self._prepared.kept.get(key) if key is not None else None
+        if prepared is None:
+            return False
+        stage, copier = self._stages[tensor.device], prepared.shape.device_copier
+        assert copier is not None
+
+        def run(no_addresses: Addresses) -> None:
+            with stage.in_callers_stream(), copier.using(tensor.detach().view(-1)):
+                prepared.run(no_addresses)
+
+        try:
+            return self._run_now(run, ())
+        except RingleaderError:
+            with self._error_context:
+                raise
+
+    def keep(self, opts: Any, tensor: Tensor, op: str) -> None:
+        """Prepare calls like this one, which a relay has done."""
+        key = _key(opts, tensor, op) if is_short(tensor.nbytes) else None
+        if key is None or key in self._prepared.kept:
+            return
+        copier = self._stages[tensor.device].copier(tensor.dtype)
+        if copier is not None:
+            call = calls.all_reduce_device(copier, tensor.dtype, tensor.numel(), op, [])
+            self._prepared.keep((key, ()), call)
+
+
+def _key(opts: Any, tensor: Any, op: str) -> Key | None:
+    """What a call shares with others like it; None if it needs the general path."""
+    if (
+        opts.asyncOp
+        or opts.timeout > _NO_LIMIT
+        or type(tensor) not in _PLAIN
+        or tensor.is_cpu
+        or tensor.layout is not torch.strided
+        or not tensor.is_contiguous()
+        or tensor.is_neg()
+        or tensor.is_conj()
+    ):
+        return None
+    return ("all_reduce", (op, tensor.device), tensor.dtype, tensor.numel())
