@@ -135,7 +135,7 @@ class DeviceExchange:
         """Write a piece to our slot; the device has done it when this returns."""
         assert self._slots is not None
         work.publish(piece, self._slots.current()[self._group.rank])
-        device.synchronize()
+        device.record_event().synchronize()
 
     def _collect(self, work: Collective, piece: int) -> None:
         assert self._slots is not None

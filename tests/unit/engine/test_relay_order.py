@@ -70,13 +70,19 @@ class Clocks:
         self.told = [[0] * self.size for _ in range(self.size)]
 
     def use(
-        self, rank: int, places: Sequence[memoryview | Array], *, writes: bool
+        self,
+        rank: int,
+        places: Sequence[memoryview | Array],
+        *,
+        writes: bool,
+        for_turns: int = 0,
     ) -> None:
+        """Use places, until the end of a later turn if it takes so many more."""
         knows = tuple(self.knows[rank])
         for place in places:
             if len(place):
                 at = np.frombuffer(place, np.uint8).ctypes.data
-                use = Use(rank, knows[rank], knows, writes)
+                use = Use(rank, knows[rank] + for_turns, knows, writes)
                 self.uses.setdefault(at, []).append(use)
 
     def hear(self, rank: int, peers: Iterable[int]) -> None:
@@ -126,37 +132,46 @@ def call_all(ranks: list[Recorded], dice: random.Random) -> Iterator[Array]:
             each.reduce_scatter(b"", parts, mine, plain_call(np.add, None))
 
 
-def walk_through(ranks: list[Recorded]) -> Clocks:
+def walk_through(ranks: list[Recorded], *, on_devices: bool) -> Clocks:
     clocks = Clocks(len(ranks))
     for calls in zip(*(each.calls for each in ranks), strict=True):
         num_turns = len(calls[0])
         for t in range(num_turns):
             for rank, turns in enumerate(calls):
-                one_turn(clocks, rank, turns[t], is_first=t == 0)
+                waits = not on_devices or bool(turns[t].copies_in)
+                late = 0 if waits else num_turns - 1 - t
+                one_turn(clocks, rank, turns[t], late, is_first=t == 0)
             if t < num_turns - 1:
                 clocks.told = [list(known) for known in clocks.knows]
     return clocks
 
 
-def one_turn(clocks: Clocks, rank: int, turn: Turn, *, is_first: bool) -> None:
+def one_turn(
+    clocks: Clocks, rank: int, turn: Turn, late: int, *, is_first: bool
+) -> None:
+    """``late``: the turns after which a device has taken and copied out, at the worst:
+    the rank waits for it at the end of the call.
+    """
     clocks.use(rank, [place for place, _ in turn.copies_in], writes=True)
     if not is_first:
         clocks.hear(rank, [(rank - 1) % clocks.size])
     clocks.use(rank, [place for _, place in turn.adds], writes=True)
     for _, place, total in turn.sums:
         clocks.use(rank, [place], writes=total is place)
-    clocks.use(rank, [place for _, place in turn.takes], writes=False)
+    takes = [place for _, place in turn.takes]
+    clocks.use(rank, takes, writes=False, for_turns=late)
     if not is_first:
         clocks.hear(rank, range(clocks.size))
-    clocks.use(rank, [place for _, place in turn.copies_out], writes=False)
+    copies_out = [place for _, place in turn.copies_out]
+    clocks.use(rank, copies_out, writes=False, for_turns=late)
     clocks.end(rank)
 
 
-def unordered(size: int) -> list[tuple[Use, Use]]:
+def unordered(size: int, *, on_devices: bool = False) -> list[tuple[Use, Use]]:
     """Pairs of uses of one place of which neither rank knows of the other."""
     ranks = relays(size)
     kept = list(call_all(ranks, random.Random(size)))
-    clocks = walk_through(ranks)
+    clocks = walk_through(ranks, on_devices=on_devices)
     assert len(clocks.uses) == size * Geometry(size).num_relay_slots, (
         "some are never used"
     )
@@ -171,12 +186,13 @@ def unordered(size: int) -> list[tuple[Use, Use]]:
     ]
 
 
+@pytest.mark.parametrize("on_devices", [False, True])
 @pytest.mark.parametrize("size", [2, 3, 4, pytest.param(8, marks=pytest.mark.slow)])
 def test_whoever_uses_a_place_knows_that_the_others_are_done(
-    size: int, monkeypatch: pytest.MonkeyPatch
+    size: int, on_devices: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shm_segment, "RELAY_BYTES", 1)  # parts of one page: many pieces
-    assert unordered(size) == []
+    assert unordered(size, on_devices=on_devices) == []
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
