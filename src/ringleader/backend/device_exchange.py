@@ -30,7 +30,7 @@ from ringleader.backend import device_memory, device_slots
 from ringleader.backend.device import Device, Event
 from ringleader.backend.device_call import DIGEST_BYTES, DeviceCall
 from ringleader.backend.device_collectives import Collective
-from ringleader.backend.device_memory import ID_BYTES, NO_DEVICE
+from ringleader.backend.device_memory import HOST, ID_BYTES, NO_DEVICE
 from ringleader.backend.device_slots import DeviceSlots
 from ringleader.groups.group import Group
 
@@ -62,9 +62,12 @@ class Question:
         """Do the call after these events; return its end, or None if not all agree."""
         return self.exchange.run(self.call, device, after)
 
-    def decline(self) -> None:
-        """Tell the others that the tensors of this rank are on the CPU."""
-        self.exchange.agree(self.call, NO_DEVICE)
+    def are_on_host(self) -> bool:
+        """Tell the others that the tensors of this rank are on the CPU.
+
+        Returns whether those of all ranks are, in the same call.
+        """
+        return self.exchange.agree(self.call, HOST)
 
 
 class DeviceExchange:
@@ -152,10 +155,10 @@ class DeviceExchange:
         self._row[:] = call.digest() + own_id
         self._group.all_gather(self._found, self._given)
         if self._rows == self._row * self._group.size:
-            return own_id != NO_DEVICE
+            return True
         starts = range(DIGEST_BYTES, len(self._rows), _ROW_BYTES)
         ids = {bytes(self._rows[at : at + ID_BYTES]) for at in starts}
-        if len(ids) > 1 and NO_DEVICE not in ids:
+        if len(ids) > 1 and ids.isdisjoint((NO_DEVICE, HOST)):
             self._turn_off("the ranks have their tensors on several GPUs")
         return False
 

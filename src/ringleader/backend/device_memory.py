@@ -24,6 +24,8 @@ _COUNTER = re.compile(rb"/[A-Za-z0-9_.-]{1,100}")
 """The name of a counter: one in shared memory, never a path."""
 ID_BYTES = 16
 NO_DEVICE = bytes(ID_BYTES)
+HOST = b"host".ljust(ID_BYTES, b"\0")
+"""Takes the place of a device for tensors on the CPU."""
 
 
 _ids: dict[torch.device, bytes] = {}

@@ -42,6 +42,7 @@ from ringleader.backend.completion_pool import CompletionPool
 from ringleader.backend.device import available_devices, device_of
 from ringleader.backend.device_backend import can_subclass, register_devices
 from ringleader.backend.device_exchange import DeviceExchange, Question, is_short
+from ringleader.backend.host_run import run_on_host
 from ringleader.backend.intra_host import (
     IntraHostLayer,
     Steps,
@@ -50,7 +51,7 @@ from ringleader.backend.intra_host import (
 )
 from ringleader.backend.name import NAME
 from ringleader.backend.repeated_calls import RAN, RepeatedCalls
-from ringleader.backend.staging import HostStaging, is_one_chunk, run_on_host
+from ringleader.backend.staging import HostStaging, is_one_chunk
 from ringleader.backend.torch_options import (
     Reduction,
     is_split,
@@ -589,7 +590,7 @@ class RingleaderGroup(ProcessGroup):
                 stage, how["attempt"] = self._stage(device), question
                 work, deliver = stage.run(self.group, ins, outs, body, width, **how)
             elif self.is_staged:
-                how["before"] = question and question.decline
+                how["are_on_host"] = question and question.are_on_host
                 work = run_on_host(self.group, ins, outs, body, width, **how)
             else:
                 work = body(ins, outs, **how)

@@ -261,7 +261,7 @@ class HostStaging:
         for tensor in (*sources, *targets):
             tensors.setdefault(key_of(tensor), tensor)
         chunks = []
-        for k, run in enumerate(_runs([*sources, *targets], width)):
+        for k, run in enumerate(chunk_runs([*sources, *targets], width)):
             hosts = self._hosts(k % NUM_SLOTS, tensors, run)
             chunks.append(Chunk(sources, targets, hosts, run))
         return chunks
@@ -285,45 +285,12 @@ class HostStaging:
         return hosts
 
 
-def run_on_host(
-    group: Group,
-    ins: Sequence[Tensor],
-    outs: Sequence[Tensor],
-    body: Callable[..., Work],
-    width: int,
-    *,
-    before: Callable[[], None] | None = None,
-    **how: Any,
-) -> Work:
-    """Run ``body`` on CPU tensors, in the same chunks as ranks that stage theirs.
-
-    ``before`` is called first, as part of the operation.
-    """
-    runs = _runs([*ins, *outs], width)
-    if len(runs) == 1 and before is None:
-        return body(ins, outs, **how)
-    flat = {id(t): t.detach().contiguous().view(-1) for t in (*ins, *outs)}
-
-    def job() -> None:
-        if before is not None:
-            before()
-        for run in runs:
-            part = {key: tensor[run] for key, tensor in flat.items()}
-            body([part[id(t)] for t in ins], [part[id(t)] for t in outs])
-        for tensor in outs:
-            result = flat[id(tensor)]
-            if result.data_ptr() != tensor.data_ptr():
-                tensor.detach().copy_(result.view(tensor.shape))
-
-    return handle_of(group).together(job, **how)
-
-
 def is_one_chunk(num_bytes: int) -> bool:
     """Return whether a tensor that is alone in its slot is one chunk."""
     return num_bytes <= SLOT_BYTES // EDGE
 
 
-def _runs(tensors: Sequence[Tensor], width: int) -> list[slice]:
+def chunk_runs(tensors: Sequence[Tensor], width: int) -> list[slice]:
     """Return the chunks of an operation; equal on all ranks, whatever the devices."""
     lengths = {t.numel() for t in tensors}
     longest = max(lengths, default=0)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 from torch._C._distributed_c10d import ReduceOp
 
@@ -152,4 +151,4 @@ def split(tensor: Tensor, splits: Sequence[int], size: int) -> list[Tensor]:
     if len(splits) != size or sum(splits) != rows:
         text = f"splits {list(splits)} do not fit {rows} rows and {size} ranks"
         raise ConfigError(text)
-    return list(torch.split(tensor, list(splits)))
+    return list(tensor.split_with_sizes(list(splits)))

@@ -29,7 +29,8 @@ from ringleader.backend.device_collectives import (
 )
 from ringleader.backend.device_exchange import DeviceExchange
 from ringleader.backend.device_memory import GRANT_BYTES, grant, read_grant
-from ringleader.backend.staging import HostStaging, run_on_host
+from ringleader.backend.host_run import run_on_host
+from ringleader.backend.staging import HostStaging
 from ringleader.backend.torch_options import reduction
 from ringleader.errors import CallMismatch, RingleaderError
 from ringleader.groups.group import Group
@@ -95,6 +96,7 @@ class Rank:
         body: Callable[[list[Tensor], list[Tensor]], object],
         *,
         on_cpu: bool = False,
+        width: int = 0,
     ) -> Callable[[], None]:
         def counted(ins: list[Tensor], outs: list[Tensor], **_: object) -> Any:  # noqa: ANN401
             self.num_staged += 1
@@ -103,12 +105,11 @@ class Rank:
         question = self.exchange.question(opts, ins, outs)
         assert question is not None
         if on_cpu:
-            work = run_on_host(
-                self.group, ins, outs, counted, 0, before=question.decline
-            )
+            ask = question.are_on_host
+            work = run_on_host(self.group, ins, outs, counted, width, are_on_host=ask)
             return lambda: work.wait(120)
         work, deliver = self.stage.run(
-            self.group, ins, outs, counted, 0, attempt=question, async_op=True
+            self.group, ins, outs, counted, width, attempt=question, async_op=True
         )
 
         def wait() -> None:
@@ -123,6 +124,7 @@ class Rank:
         op: Any = ReduceOp.SUM,  # noqa: ANN401 - an enumeration or an object
         *,
         on_cpu: bool = False,
+        width: int = 0,
     ) -> Callable[[], None]:
         opts = AllreduceOptions()
         opts.reduceOp = op
@@ -131,7 +133,7 @@ class Rank:
         def body(_: list[Tensor], outs: list[Tensor]) -> object:
             return self.group.all_reduce(outs[0], name)
 
-        return self.start(opts, [tensor], [tensor], body, on_cpu=on_cpu)
+        return self.start(opts, [tensor], [tensor], body, on_cpu=on_cpu, width=width)
 
 
 def on_devices(size: int, body: Callable[[Rank], T], pace: str = "late") -> list[T]:
@@ -243,6 +245,39 @@ def test_a_tensor_of_the_cpu_takes_all_ranks_through_the_host() -> None:
         assert rank.num_staged == 3
 
     on_devices(2, body)
+
+
+def test_tensors_are_cut_alike_unless_all_are_on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also beside a rank whose device cannot take part: it stages its tensors."""
+    count = 2000  # in several chunks
+
+    def reduce(rank: Rank, *, on_cpu: bool) -> int:
+        tensor, before = numbers(count, rank.rank), rank.num_staged
+        if not on_cpu:
+            tensor = rank.computed(tensor)
+        rank.all_reduce(tensor, on_cpu=on_cpu, width=1)()
+        found = tensor if on_cpu else rank.device.read(tensor)
+        assert torch.equal(found, total(count, 2))
+        return rank.num_staged - before
+
+    def body(rank: Rank) -> None:
+        assert reduce(rank, on_cpu=True) == 1
+        assert reduce(rank, on_cpu=rank.rank == 0) > 1
+        assert reduce(rank, on_cpu=True) == 1
+        assert reduce(rank, on_cpu=False) == 0
+
+    on_devices(2, body)
+    nothing = device_memory.NO_DEVICE
+    monkeypatch.setattr(device_memory, "device_id", lambda _: nothing)
+
+    def without_ids(rank: Rank) -> None:
+        assert reduce(rank, on_cpu=rank.rank == 0) > 1
+        assert reduce(rank, on_cpu=False) > 1
+        assert reduce(rank, on_cpu=True) == 1
+
+    on_devices(2, without_ids)
 
 
 def test_tensors_on_several_gpus_take_the_host_for_good(

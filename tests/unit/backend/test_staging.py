@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ringleader.backend import staging
 from ringleader.backend.device import MpsDevice, device_of
-from ringleader.backend.staging import HostStaging, run_on_host
+from ringleader.backend.host_run import run_on_host
+from ringleader.backend.staging import HostStaging
 from ringleader.errors import ConfigError, GroupAborted, InternalError, RingleaderError
 from ringleader.groups.group import Group
 from ringleader.groups.work import DONE, Work
