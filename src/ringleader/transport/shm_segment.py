@@ -44,6 +44,11 @@ HELPED_RELAY_BYTES = 20 << 20
 """The same if helper threads share the work, each with a cache of its own."""
 SLOT_BYTES = 1 << 20
 """One slot of all ranks together; there are four for exchanges and four one-way."""
+HELPED_SLOT_BYTES = 4 << 20
+"""The same if helper threads share the copies."""
+PER_THREAD_BYTES = 256 << 10
+"""What each of these threads copies or adds at once."""
+MAX_HELPED_THREADS = 8
 
 
 class Signal(IntEnum):
@@ -94,7 +99,7 @@ class Geometry:
 
     def helped_part_bytes(self, num_threads: int) -> int:
         """Return the same if ``num_threads`` threads of each rank share the work."""
-        most = min(num_threads * (256 << 10), self.device_part_bytes)
+        most = min(num_threads * PER_THREAD_BYTES, self.device_part_bytes)
         return self._part(most, HELPED_RELAY_BYTES)
 
     def _part(self, most: int, memory: int) -> int:
@@ -102,14 +107,19 @@ class Geometry:
         return max(PAGE, min(most, memory // touched // PAGE * PAGE))
 
     @property
-    def exchange_bytes(self) -> int:
-        """Bytes of an exchange slot; each rank reads the slots of all."""
+    def slot_bytes(self) -> int:
+        """Bytes in an exchange slot or a one-way slot; a rank may read those of all."""
         return max(PAGE, SLOT_BYTES // self.size // PAGE * PAGE)
 
+    def helped_slot_bytes(self, num_threads: int) -> int:
+        """Return the same if ``num_threads`` threads of each rank share the copies."""
+        most = HELPED_SLOT_BYTES // self.size // PAGE * PAGE
+        return max(self.slot_bytes, min(num_threads * PER_THREAD_BYTES, most))
+
     @property
-    def oneway_bytes(self) -> int:
-        """Bytes of a one-way slot; the root of a gather reads the slots of all."""
-        return max(PAGE, SLOT_BYTES // self.size // PAGE * PAGE)
+    def slot_stride(self) -> int:
+        """Distance of these slots: a header page, then room for the largest content."""
+        return PAGE + self.helped_slot_bytes(MAX_HELPED_THREADS)
 
     @property
     def signals_at(self) -> int:
@@ -130,12 +140,12 @@ class Geometry:
     @property
     def oneways_at(self) -> int:
         """Offset of the one-way slots."""
-        return self.exchanges_at + self.num_exchanges * (PAGE + self.exchange_bytes)
+        return self.exchanges_at + self.num_exchanges * self.slot_stride
 
     @property
     def streams_at(self) -> int:
         """Offset of the byte streams, one run of slots per destination."""
-        return self.oneways_at + self.num_oneways * (PAGE + self.oneway_bytes)
+        return self.oneways_at + self.num_oneways * self.slot_stride
 
     @property
     def total_bytes(self) -> int:

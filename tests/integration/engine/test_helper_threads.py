@@ -84,7 +84,27 @@ def check_scatter_and_gather(group: Group) -> None:
 
 
 def check_copies(group: Group) -> None:
-    size, rank, count = group.size, group.rank, 2 * HELPED_BYTES + 1
+    """Of more bytes than all slots of a rank hold, which are larger with helpers."""
+    shared = handle_of(group).executor.shared
+    assert shared is not None
+    geometry = shared.arena.geometry
+    slot_bytes = geometry.helped_slot_bytes(HELPERS + 1)
+    assert slot_bytes > geometry.slot_bytes
+    size, rank, count = group.size, group.rank, 5 * slot_bytes + 1
+    part, whole = (
+        numbers(rank, count, torch.uint8),
+        torch.cat([numbers(r, count, torch.uint8) for r in range(size)]),
+    )
+    for _ in range(2):  # the second one is prepared
+        found = torch.empty(size * count, dtype=torch.uint8)
+        group.all_gather(found, part)
+        assert torch.equal(found, whole), "all_gather"
+    parts = list(whole.split_with_sizes([count] * size)) if rank == 1 else None
+    outs = [torch.empty_like(part) for _ in range(size)]
+    group.gather(outs if rank == 1 else None, part, 1)
+    assert rank != 1 or torch.equal(torch.cat(outs), whole), "gather"
+    group.scatter(outs[0], parts, 1)
+    assert torch.equal(outs[0], part), "scatter"
     tensor = numbers(rank, count, torch.uint8)
     group.broadcast(tensor, 1)
     assert torch.equal(tensor, numbers(1, count, torch.uint8)), "broadcast"
@@ -94,6 +114,30 @@ def check_copies(group: Group) -> None:
     for peer in range(size):
         right = numbers(peer + 10 * rank, count, torch.uint8)
         assert torch.equal(got[peer], right), "all_to_all"
+
+
+def compute_unlike(group: Group, _: Ready) -> None:
+    """One rank has helpers, which are busy on the other."""
+    shared = handle_of(group).executor.shared
+    assert shared is not None
+    assert shared._helpers is not None
+    shared._helpers._is_computing = lambda: group.rank == 1
+    check_all_reduce(group, torch.float32, "sum", 1, num_parts=3)
+    check_scatter_and_gather(group)
+    check_copies(group)
+
+
+def test_ranks_with_and_without_free_helpers_agree(fork_server: ForkServer) -> None:
+    with spawn_ranks(
+        2,
+        compute_unlike,
+        transport="shm",
+        timeout_s=WITHIN_S,
+        fork_server=fork_server,
+        env=ENV,
+    ) as ranks:
+        for rank in ranks:
+            rank.result(within_s=WITHIN_S)
 
 
 def check_modes(group: Group) -> None:

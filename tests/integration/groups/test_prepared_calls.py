@@ -274,6 +274,38 @@ def test_prepared_calls_that_are_queued_run_in_order_on_memory_that_is_kept(
             rank.result(WITHIN_S)
 
 
+def long_calls(group: Group, _ready: Ready) -> None:
+    """All_gather and reduce_scatter of more than a slot, at changing addresses."""
+    count, me, size, kept = 200_001, group.rank, group.size, []
+    part = slice(me * count, (me + 1) * count)
+    for call in range(5):
+        how: dict[str, Any] = {"async_op": (call + me) % 3 == 0}
+        found, mine = torch.empty(size * count), values(call, me, count, torch.float32)
+        if call % 2:  # in place
+            mine = found[part].copy_(mine)
+        group.all_gather(found, mine, **how).wait()
+        parts = [values(call, r, count, torch.float32) for r in range(size)]
+        assert torch.equal(found, torch.cat(parts)), f"all_gather {call}"
+        out, whole = torch.empty(count), values(call, me, size * count, torch.float32)
+        group.reduce_scatter(out, whole, "mean", **how).wait()
+        wanted = total(call, size, size * count, torch.float32)[part] / size
+        assert torch.equal(out, wanted), f"reduce_scatter {call}"
+        kept += [found, out]
+    prepared = handle_of(group).prepared.kept
+    assert {key[0] for key, form in prepared.items() if form is not None} >= {
+        "all_gather",
+        "reduce_scatter",
+    }
+
+
+def test_calls_of_more_than_a_slot_run_prepared(fork_server: ForkServer) -> None:
+    with spawn_ranks(
+        2, long_calls, transport="shm", timeout_s=WITHIN_S, fork_server=fork_server
+    ) as ranks:
+        for rank in ranks:
+            rank.result(within_s=WITHIN_S)
+
+
 def test_a_queued_call_keeps_memory_that_its_caller_has_given_up() -> None:
     def gather(group: Group) -> list[Tensor]:
         outs = [torch.zeros(4) for _ in range(2)]

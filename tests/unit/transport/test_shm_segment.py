@@ -42,11 +42,11 @@ def areas(geometry: Geometry) -> Iterator[tuple[str, int, int]]:
     for number in range(geometry.num_relay_slots):
         at = geometry.relay_slot_at(number)
         yield f"place {number}", at, at + PAGE + geometry.part_bytes
-    for name, start, count, size in (
-        ("exchange", geometry.exchanges_at, geometry.num_exchanges, "exchange_bytes"),
-        ("oneway", geometry.oneways_at, geometry.num_oneways, "oneway_bytes"),
+    for name, start, count in (
+        ("exchange", geometry.exchanges_at, geometry.num_exchanges),
+        ("oneway", geometry.oneways_at, geometry.num_oneways),
     ):
-        stride = PAGE + getattr(geometry, size)
+        stride = geometry.slot_stride
         for i in range(count):
             yield f"{name} {i}", start + i * stride, start + (i + 1) * stride
     stride = PAGE + geometry.stream_bytes

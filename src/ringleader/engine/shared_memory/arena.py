@@ -33,7 +33,7 @@ from ringleader.engine.waiter import Waiter
 from ringleader.errors import ProtocolError
 from ringleader.transport.link import POLLIN, relax
 from ringleader.transport.shm_link import ShmPeer
-from ringleader.transport.shm_segment import PAGE, Geometry, Segment, Signal
+from ringleader.transport.shm_segment import PAGE, Segment, Signal
 from ringleader.wire.header import HEADER_BYTES
 
 Take = Callable[..., bool]
@@ -82,9 +82,18 @@ class Arena:
         self.segments = [
             segment if r == rank else shm_peers[r].theirs for r in range(self.size)
         ]
-        self.exchanges = [_exchanges(s, geometry) for s in self.segments]
-        self.oneways = [_oneways(s, geometry) for s in self.segments]
         self.geometry = geometry
+        self.exchanges = [
+            self._slots(s, geometry.exchanges_at, geometry.num_exchanges)
+            for s in self.segments
+        ]
+        self.oneways = [
+            self._slots(s, geometry.oneways_at, geometry.num_oneways)
+            for s in self.segments
+        ]
+        self.copied_bytes = geometry.slot_bytes
+        """Bytes of a piece that is only copied, equal on all ranks. Pieces that are
+        added have ``geometry.slot_bytes``."""
         self._num_exchanges = geometry.num_exchanges
         self.post = [[n.post[s] for n in self._in_order()] for s in Signal]
         self.take = [{p: shm_peers[p].take[s] for p in self.peers} for s in Signal]
@@ -96,6 +105,11 @@ class Arena:
         """(to, from): copies an array to or from a slot."""
         self.complete = 0
         """Elements of the result that are final; read after a failure."""
+
+    def _slots(self, segment: Segment, start: int, count: int) -> list[Slot]:
+        stride = self.geometry.slot_stride
+        starts = range(start, start + count * stride, stride)
+        return [Slot(segment, at, stride - PAGE) for at in starts]
 
     def _in_order(self) -> list[ShmPeer]:
         return [self._shm_peers[p] for p in self.peers]
@@ -271,15 +285,3 @@ def _spin(take: Take) -> bool:
         if not i & 7:
             relax()
     return False
-
-
-def _exchanges(segment: Segment, geometry: Geometry) -> list[Slot]:
-    stride = PAGE + geometry.exchange_bytes
-    starts = (geometry.exchanges_at + k * stride for k in range(geometry.num_exchanges))
-    return [Slot(segment, at, geometry.exchange_bytes) for at in starts]
-
-
-def _oneways(segment: Segment, geometry: Geometry) -> list[Slot]:
-    stride = PAGE + geometry.oneway_bytes
-    starts = (geometry.oneways_at + k * stride for k in range(geometry.num_oneways))
-    return [Slot(segment, at, geometry.oneway_bytes) for at in starts]

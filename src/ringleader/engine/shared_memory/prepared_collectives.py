@@ -17,8 +17,8 @@ from ringleader.engine.shared_memory.prepared_views import Views
 def prepare(arena: Arena, call: Call, next_header: NextHeader) -> Forms | None:
     """Functions that do calls like ``call``; None if they need more than a slot."""
     views = Views(arena, call)
-    room_bytes = min(arena.geometry.exchange_bytes, arena.geometry.oneway_bytes)
-    if max(call.lengths, default=0) * views.dtype.itemsize > room_bytes:
+    longest_bytes = max(call.lengths, default=0) * views.dtype.itemsize
+    if longest_bytes > arena.geometry.slot_bytes:
         return None
     if call.operation in prepared_exchanges.OPERATIONS:
         return prepared_exchanges.prepare(views, next_header)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ringleader.engine import gil_interval
-from ringleader.engine.arrays import storage_dtype
+from ringleader.engine.arrays import Array, storage_dtype
 from ringleader.engine.arrays_by_address import Addresses, ChunksByAddress
 from ringleader.engine.call import Call, present
 from ringleader.engine.engine import Forms, NextHeader, Prepared, Runs
@@ -52,7 +52,7 @@ class SharedMemoryEngine:
         self.arena = arena
         self.relay = Relay(arena, arena.segments)
         self._helpers: Helpers | None = None
-        self._one_shot_bytes = min(ONE_SHOT_BYTES, arena.geometry.exchange_bytes)
+        self._one_shot_bytes = min(ONE_SHOT_BYTES, arena.geometry.slot_bytes)
 
     def is_relayed(self, num_bytes: int) -> bool:
         """Whether an all_reduce of ``num_bytes`` is a relay; equal on all ranks."""
@@ -61,6 +61,8 @@ class SharedMemoryEngine:
     def use_helpers(self, helpers: Helpers) -> None:
         """Share large copies and additions among threads; all ranks must, at once."""
         self._helpers = helpers
+        geometry = self.arena.geometry
+        self.arena.copied_bytes = geometry.helped_slot_bytes(helpers.num_threads)
 
     @property
     def has_helpers(self) -> bool:
@@ -128,17 +130,44 @@ class SharedMemoryEngine:
         return self.arena.size * _longest_bytes(call) > self._one_shot_bytes
 
     def prepare(self, call: Call, next_header: NextHeader) -> Forms | None:
-        """A call of one slot with all views made, or a relay with its plan kept."""
+        """A call of one slot with all views made, or a longer one with its arrays."""
         if call.operation == "all_reduce" and self.is_relayed(call.num_bytes):
             if call.device_copier is not None:
                 return Forms(self._prepare_device_relay(call, next_header))
             return Forms(self._prepare_relay(call, next_header))
-        if call.operation == "reduce_scatter" and self._is_scatter_relayed(call):
-            return None
-        forms = prepared_collectives.prepare(self.arena, call, next_header)
+        forms = None
+        if call.operation != "reduce_scatter" or not self._is_scatter_relayed(call):
+            forms = prepared_collectives.prepare(self.arena, call, next_header)
+        if forms is None and call.operation in ("all_gather", "reduce_scatter"):
+            return Forms(self._prepare_long(call, next_header))
         if forms is None or max(call.tensors, default=0) <= HELD_ELEMENTS:
             return forms
         return Forms(gil_interval.shortened(forms.run))
+
+    def _prepare_long(self, call: Call, next_header: NextHeader) -> Prepared:
+        """An all_gather or reduce_scatter that needs more than a slot.
+
+        Without it, each call of 12 MiB took 0.14 ms more, of 1.3 (2 ranks, 2 cores).
+        """
+        me, size = self.arena.rank, self.arena.size
+        is_gather = call.operation == "all_gather"
+        own = call.lengths[me : me + 1]
+        lengths = own + call.lengths if is_gather else call.lengths + own
+        chunks = ChunksByAddress(call.tensors, lengths, storage_dtype(call.dtype))
+        one: list[Array | None] = [None] * size
+
+        def run(addresses: Addresses) -> None:
+            header = next_header()
+            arrays = chunks[addresses]
+            if is_gather:
+                one[me], call.outputs = arrays[0], arrays[1:]
+                call.inputs = one
+            else:
+                call.inputs, one[me] = arrays[:size], arrays[size]
+                call.outputs = one
+            self.run(call, header)
+
+        return gil_interval.shortened(run)
 
     def _prepare_relay(self, call: Call, next_header: NextHeader) -> Prepared:
         arena, relay = self.arena, self.relay

@@ -67,7 +67,7 @@ def reduce_scatter(arena: Arena, call: Call, header: bytes) -> None:
 def all_gather(arena: Arena, call: Call, header: bytes) -> None:
     """In exchanges of one slot each; lengths may differ, as all ranks know them."""
     source, outs = present(call.inputs[arena.rank]), [present(o) for o in call.outputs]
-    step = arena.geometry.exchange_bytes // source.itemsize
+    step = arena.copied_bytes // source.itemsize
     starts = _starts(max(call.lengths), step)
     own = outs[arena.rank]
     is_in_place = address_of(own) == address_of(source)
@@ -91,7 +91,7 @@ def broadcast(arena: Arena, call: Call, header: bytes) -> None:
     root = call.root
     assert root is not None
     tensor = call.input if arena.rank == root else call.output
-    step = arena.geometry.oneway_bytes // tensor.itemsize
+    step = arena.copied_bytes // tensor.itemsize
     for start in _starts(len(tensor), step):
         piece = tensor[start : start + step]
         if arena.rank == root:
@@ -106,7 +106,7 @@ def reduce(arena: Arena, call: Call, header: bytes) -> None:
     root, source, out = call.root, call.input, call.outputs[0]
     assert root is not None
     combine, divide = call.combine(), call.divide(arena.size)
-    step = arena.geometry.oneway_bytes // source.itemsize
+    step = arena.geometry.slot_bytes // source.itemsize
     for start in _starts(len(source), step):
         mine = source[start : start + step]
         if out is None:
@@ -125,7 +125,7 @@ def gather(arena: Arena, call: Call, header: bytes) -> None:
     """Every other rank publishes its tensor to the root."""
     root, source = call.root, present(call.inputs[arena.rank])
     assert root is not None
-    step = arena.geometry.oneway_bytes // source.itemsize
+    step = arena.copied_bytes // source.itemsize
     if arena.rank != root:
         for start in _starts(len(source), step):
             arena.publish(header, [root], _filler(arena, source[start : start + step]))
@@ -142,7 +142,7 @@ def scatter(arena: Arena, call: Call, header: bytes) -> None:
     """The root publishes a part to every other rank."""
     root, out = call.root, present(call.outputs[arena.rank])
     assert root is not None
-    step = arena.geometry.oneway_bytes // out.itemsize
+    step = arena.copied_bytes // out.itemsize
     if arena.rank != root:
         for start in _starts(len(out), step):
             arena.consume(header, root, _reader(arena, out[start : start + step]))
@@ -166,7 +166,7 @@ def all_to_all(arena: Arena, call: Call, header: bytes) -> None:
     sources = [present(call.inputs[me * n + p]) for p in range(n)]
     outs = [present(call.outputs[p * n + me]) for p in range(n)]
     headers = call.headers(header, me, n)
-    step = arena.geometry.oneway_bytes // outs[0].itemsize
+    step = arena.copied_bytes // outs[0].itemsize
     longest = max(len(a) for p in arena.peers for a in (sources[p], outs[p]))
     for start in _starts(longest, step):
         # In step i every rank publishes for the i-th next rank and reads from the i-th
