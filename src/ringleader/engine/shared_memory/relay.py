@@ -246,13 +246,13 @@ class Relay:
                 copy(turn.copies_out)
                 if synchronize is not None:
                     synchronize()
-            arena.complete = turn.end
             if not turn.is_last:
                 left, others = self._theirs[self._turns % self._num]
                 self._signal_all(header)
             if not waits:  # for these copies of a device nobody waits in this call
                 copy(turn.takes)
                 copy(turn.copies_out)
+            arena.complete = turn.end
 
     def _signal_all(self, header: bytes) -> None:
         self._my_headers[self._turns % self._num][:] = header
