@@ -7,11 +7,13 @@
 The model is a transformer of 27 million parameters; a step is forward, backward and
 SGD. The same step is also timed without communication: DDP with a hook that sends
 nothing, and FSDP2 on torch's "fake" backend, which only copies. What the backend adds
-is the difference, round by round. ``--ranks 2x8`` means 2 ranks with 8 compute threads
-each. With ``--device cuda`` all ranks are processes on one GPU. Both backends exist for
-the whole run and take turns; a time is the median over the rounds, with the quartiles
-beside it; one round is a batch of steps on the slowest rank. The gradients of DDP and
-the loss of FSDP2 are compared with one process first.
+is the difference, round by round. ``--barrier`` also times DDP's step with nothing but
+a barrier after the backward pass: what any backend adds, because ranks wait for the
+slowest and need the memory all at once. ``--ranks 2x8`` means 2 ranks with 8 compute
+threads each. With ``--device cuda`` all ranks are processes on one GPU. Both backends
+exist for the whole run and take turns; a time is the median over the rounds, with the
+quartiles beside it; one round is a batch of steps on the slowest rank. The gradients of
+DDP and the loss of FSDP2 are compared with one process first.
 """
 
 from __future__ import annotations
@@ -94,21 +96,27 @@ def backward(model: nn.Module, batch: Tensor, share: float = 1.0) -> None:
     torch.autograd.backward([loss_of(model, batch) * share])
 
 
-def make_step(seat: Seat, model: nn.Module, batch: Tensor) -> Callable[[], None]:
+def make_step(
+    seat: Seat,
+    model: nn.Module,
+    batch: Tensor,
+    after_backward: Callable[[], object] = lambda: None,
+) -> Callable[[], None]:
     """Return one step of training: forward, backward and the optimizer."""
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
 
     def step() -> None:
         optimizer.zero_grad()
         backward(model, batch)
+        after_backward()
         optimizer.step()
         seat.settle()
 
     return step
 
 
-def ddp(seat: Seat, _: int, *, length: int, is_silent: bool) -> Task:
-    """DistributedDataParallel with its defaults; ``is_silent``: nothing is sent."""
+def ddp(seat: Seat, _: int, *, length: int, kind: str) -> Task:
+    """DistributedDataParallel with its defaults; only a "step" sends anything."""
     model = nn.parallel.DistributedDataParallel(make_model().to(seat.device))
     batch = make_batch(seat.rank, length).to(seat.device)
 
@@ -125,11 +133,12 @@ def ddp(seat: Seat, _: int, *, length: int, is_silent: bool) -> Task:
             if error > 1e-4 * wanted.grad.abs().max().item() + 1e-7:
                 raise ArithmeticError(f"a gradient is off by {error:g}")
 
-    if is_silent:
-        # A lambda: torch checks annotations, which are strings in this module.
-        model.register_comm_hook(None, lambda _, bucket: _done(bucket.buffer()))
-        return Task(lambda: None, make_step(seat, model, batch))
-    return Task(check, make_step(seat, model, batch))
+    if kind == "step":
+        return Task(check, make_step(seat, model, batch))
+    # A lambda: torch checks annotations, which are strings in this module.
+    model.register_comm_hook(None, lambda _, bucket: _done(bucket.buffer()))
+    wait = dist.barrier if kind == "barrier" else lambda: None
+    return Task(lambda: None, make_step(seat, model, batch, wait))
 
 
 def _done(tensor: Tensor) -> torch.futures.Future[Tensor]:
@@ -138,13 +147,13 @@ def _done(tensor: Tensor) -> torch.futures.Future[Tensor]:
     return future
 
 
-def fsdp(seat: Seat, _: int, *, length: int, is_silent: bool) -> Task:
-    """FSDP2, sharded by layer; ``is_silent``: on a backend that only copies."""
+def fsdp(seat: Seat, _: int, *, length: int, kind: str) -> Task:
+    """FSDP2, sharded by layer; "silent" is on a backend that only copies."""
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
 
     group: Any = dist.group.WORLD
-    if is_silent:
+    if kind == "silent":
         import_module("torch.testing._internal.distributed.fake_pg")  # registers it
 
         group = dist.new_group(backend="fake")
@@ -162,12 +171,13 @@ def fsdp(seat: Seat, _: int, *, length: int, is_silent: bool) -> Task:
         if abs(found - wanted) > 1e-4 * abs(wanted):
             raise ArithmeticError(f"the loss is {found} and not {wanted}")
 
-    return Task((lambda: None) if is_silent else check, make_step(seat, model, batch))
+    step = make_step(seat, model, batch)
+    return Task((lambda: None) if kind == "silent" else check, step)
 
 
 STRATEGIES: dict[str, MakeTask] = {"DDP": ddp, "FSDP2": fsdp}
 Rounds = dict[str, list[float]]
-"""Seconds of each round: "step", "silent" and their difference, "added"."""
+"""Seconds of each round: "step", "silent" and their difference, "added"; "barrier"."""
 
 
 def measure(
@@ -175,19 +185,22 @@ def measure(
 ) -> dict[str, Rounds]:
     """Time a step with and without communication in all groups, in turns."""
     rounds: dict[str, Rounds] = {}
+    names = ["silent", "step"]
+    if options.barrier and task is ddp:
+        names.insert(1, "barrier")
     steps = 1
     for group in groups:
         group.forget()
-        for name in ("silent", "step"):
-            made = partial(task, length=options.length, is_silent=name == "silent")
+        for name in names:
+            made = partial(task, length=options.length, kind=name)
             group.prepare(name, made)
             group.time(name, 2)
-        rounds[group.title] = {"step": [], "silent": [], "added": []}
+        rounds[group.title] = {name: [] for name in (*names, "added")}
         steps = max(steps, min(20, round(options.batch_s / group.time("silent", 2))))
     for number in range(options.rounds):
         for group in in_turns(groups, number):
             found = rounds[group.title]
-            for name in ("silent", "step")[:: -1 if number % 2 else 1]:
+            for name in names[:: -1 if number % 2 else 1]:
                 found[name].append(group.time(name, steps))
             found["added"].append(found["step"][-1] - found["silent"][-1])
     return rounds
@@ -225,6 +238,10 @@ def show(title: str, rounds: dict[str, Rounds]) -> None:
     print(
         f"{title:12} step {faster:.2f}x faster than Gloo; ours adds {share:.2f} of it"
     )
+    for backend, found in medians.items():
+        if "barrier" in found:
+            added = in_words(found["barrier"] - found["silent"])
+            print(f"{title:12} {backend:10} a barrier alone adds {added}")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -238,6 +255,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     made.add_argument("--length", type=int, default=64, help="tokens per rank")
     made.add_argument("--batch-s", type=float, default=0.5, help="a round takes this")
     made.add_argument("-k", default="", metavar="REGEX", help="DDP or FSDP2 only")
+    made.add_argument("--barrier", action="store_true", help="time DDP's, too")
     made.add_argument("--no-file", action="store_true", help="write no results")
     return made.parse_args(arguments)
 
