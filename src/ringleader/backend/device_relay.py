@@ -49,8 +49,10 @@ class RelayBuffers:
         """Pin the memory of ``relay`` for ``device`` and allocate host memory."""
         unpin = [device.pin(_tensor(memory)) for memory in relay.memory]
         num_ranks = len(relay.memory)
-        host = device.host_buffer(num_ranks * (num_ranks - 1) * relay.part_bytes)
-        return cls(relay, host, unpin)
+        # Plans keep views, which would not be usable outside of inference mode.
+        with torch.inference_mode(False):
+            host = device.host_buffer(num_ranks * (num_ranks - 1) * relay.part_bytes)
+            return cls(relay, host, unpin)
 
     def host_slice(self, number: int, step: int, num_bytes: int) -> slice:
         """Return the part of ``host`` for one step of piece ``number``."""
