@@ -26,7 +26,7 @@ from ringleader.backend.create import create_process_group as form
 from ringleader.backend.process_group import RingleaderGroup
 from ringleader.backend.staging import HostStaging
 from ringleader.engine.call import Call
-from ringleader.engine.observer import Observers
+from ringleader.engine.observer import Observer, Observers
 from ringleader.errors import CallMismatch, DeadlineExceeded, GroupAborted
 from ringleader.groups.group import handle_of
 from ringleader.testing.threaded_world import run_threads
@@ -297,8 +297,8 @@ def test_a_parameter_keeps_its_gradient_and_no_memory_is_kept() -> None:
 
 def test_observers_see_every_call() -> None:
     class Recorder(Observers):
-        def __init__(self) -> None:
-            super().__init__(())
+        def __init__(self, before: Observer | None) -> None:
+            super().__init__([] if before is None else [before])
             self.ends: list[tuple[str, int, bool]] = []
 
         def ended(
@@ -308,14 +308,16 @@ def test_observers_see_every_call() -> None:
             until_s: float,
             error: BaseException | None,
         ) -> None:
+            super().ended(call, since_s, until_s, error)
             assert until_s >= since_s
             self.ends.append((call.operation, call.num_bytes, error is None))
 
     def body(rank: Rank) -> list[tuple[str, int, bool]]:
         rank.all_reduce(rank.computed(numbers(rank.rank)))
         assert rank.all_reduce(rank.computed(numbers(rank.rank)))
-        recorder = Recorder()
-        handle_of(rank.torch_group.group).observe(recorder)
+        handle = handle_of(rank.torch_group.group)
+        recorder = Recorder(handle.executor.observer)  # metrics count open groups
+        handle.observe(recorder)
         for turn in range(3):
             again = rank.all_reduce(rank.computed(numbers(rank.rank)))
             assert again == (turn > 0), "prepared anew for this observer"
