@@ -67,7 +67,7 @@ def _is_equal(one: str, other: str) -> bool:
 
 @dataclass(slots=True)
 class Access:
-    """Who may look at the dashboard. Lives on the event loop of the agent."""
+    """Decides who may look at the dashboard. Only the agent's event loop calls it."""
 
     new_token: Callable[[], str] = _new_token
     new_code: Callable[[], str] = _new_code

@@ -28,7 +28,7 @@ class RankNumbers:
 
 @dataclass(frozen=True, slots=True)
 class RankTraffic:
-    """What one rank does in collectives, lately."""
+    """How much one rank has sent lately, and which rank it waits for."""
 
     rank: int
     sent_bytes_per_s: float = 0.0

@@ -53,7 +53,7 @@ class FeedPoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RankFeed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one rank has logged since the last message."""
+    """The numbers that one rank has logged since the last message."""
 
     job: JobName
     rank: Rank
@@ -61,7 +61,7 @@ class RankFeed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TrafficFeed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one rank does in collectives; see ``RankTraffic``."""
+    """The traffic of one rank; see ``RankTraffic``."""
 
     job: JobName
     rank: Rank

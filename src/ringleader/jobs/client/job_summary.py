@@ -27,7 +27,7 @@ class JobSummary:
     machines: dict[str, str]
     """Name of each machine -> state of the job there."""
     cause: JobRecord | None = None
-    """Of the machine that failed first, if the job failed."""
+    """The record of the machine that failed first; None unless the job failed."""
 
     @property
     def failure(self) -> str:

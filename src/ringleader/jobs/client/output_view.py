@@ -19,7 +19,7 @@ _CLEAR = "\r\x1b[K"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Who prints: a rank of a machine."""
+    """The rank that printed a line, and its machine."""
 
     machine: str
     rank: int

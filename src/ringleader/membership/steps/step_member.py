@@ -35,7 +35,7 @@ from ringleader.membership.steps.status import (
 
 
 class StepMember:
-    """What one member has delivered, holds and has promised.
+    """One member's part in the steps: its delivered version, its data and its promises.
 
     ``version`` is the number of steps it has delivered. ``result`` is what it holds of
     that version, for others that may lack it, and ``partial`` what has arrived of the

@@ -47,7 +47,7 @@ class WorkerRecord:
     samples: int = 0
     samples_per_s: float = 0.0
     times: WorkerTimes | None = None
-    """Of its rounds, if it says how long it computes; moving averages."""
+    """Moving averages over its rounds; None if it does not say how long it computes."""
     strikes: int = 0
     """Updates in a row that failed a check."""
     is_quarantined: bool = False
