@@ -21,12 +21,11 @@ from torch._C._distributed_c10d import (
     ReduceOp,
     ReduceScatterOptions,
 )
-from torch.nn import Parameter
 
 from ringleader.backend.error_context import ErrorContext
 from ringleader.backend.short_device_calls import ShortDeviceCalls
 from ringleader.backend.staging import HostStaging
-from ringleader.backend.torch_options import reduction
+from ringleader.backend.torch_options import PLAIN_TENSORS, reduction
 from ringleader.errors import RingleaderError
 from ringleader.groups.group import Group, handle_of
 from ringleader.groups.prepared_calls import (
@@ -38,8 +37,6 @@ from ringleader.groups.prepared_calls import (
 from ringleader.groups.work import DoneWork, Work
 
 _NO_LIMIT = timedelta(0)
-_PLAIN = frozenset((Tensor, Parameter))
-"""Types of tensors that are not wrapped by functional collectives."""
 _EQUAL_PARTS = (None, None)
 """The splits of an all_to_all without splits, as in its kind."""
 _SUM = ReduceOp.SUM
@@ -68,7 +65,7 @@ class RepeatedCalls:
         self._error_context = error_context
         self.is_allowed = False
         """Whether tensors on the CPU go to the group as they are, one by one."""
-        self.on_devices = ShortDeviceCalls(group, error_context, stages)
+        self.on_devices = ShortDeviceCalls(handle, stages)
         self.count = 0
         """The calls that have run here."""
 
@@ -77,15 +74,24 @@ class RepeatedCalls:
         if type(opts) is not AllreduceOptions:
             return None
         if not self.is_allowed:
-            has_run = self.on_devices.all_reduce(tensors, opts)
-            self.count += has_run
-            return RAN if has_run else None
+            return self._all_reduce_on_device(tensors, opts)
         if type(tensors) is not list or len(tensors) != 1:
             return None
         tensor, name = tensors[0], _reduction(opts.reduceOp)
-        if type(tensor) not in _PLAIN or name is None:
+        if type(tensor) not in PLAIN_TENSORS or name is None:
             return None
         return self._run(opts, kind_of_one("all_reduce", name, tensor), tensor)
+
+    def _all_reduce_on_device(
+        self, tensors: Any, opts: AllreduceOptions
+    ) -> Work | None:
+        try:
+            has_run = self.on_devices.all_reduce(tensors, opts)
+        except RingleaderError:
+            with self._error_context:
+                raise
+        self.count += has_run
+        return RAN if has_run else None
 
     def broadcast(self, tensors: Any, opts: Any) -> Work | None:
         """See RingleaderGroup."""
@@ -94,7 +100,7 @@ class RepeatedCalls:
         if type(tensors) is not list or len(tensors) != 1:
             return None
         tensor = tensors[0]
-        if type(tensor) not in _PLAIN:
+        if type(tensor) not in PLAIN_TENSORS:
             return None
         return self._run(opts, kind_of_one("broadcast", opts.rootRank, tensor), tensor)
 
@@ -102,7 +108,7 @@ class RepeatedCalls:
         """See RingleaderGroup."""
         if type(opts) is not AllgatherOptions or not self.is_allowed:
             return None
-        if type(source) not in _PLAIN or type(output) not in _PLAIN:
+        if type(source) not in PLAIN_TENSORS or type(output) not in PLAIN_TENSORS:
             return None
         kind = kind_of_two("all_gather", None, source, output)
         return self._run(opts, kind, source, output)
@@ -112,7 +118,11 @@ class RepeatedCalls:
         if type(opts) is not ReduceScatterOptions or not self.is_allowed:
             return None
         name = _reduction(opts.reduceOp)
-        if type(source) not in _PLAIN or type(output) not in _PLAIN or name is None:
+        if (
+            type(source) not in PLAIN_TENSORS
+            or type(output) not in PLAIN_TENSORS
+            or name is None
+        ):
             return None
         kind = kind_of_two("reduce_scatter", name, source, output)
         return self._run(opts, kind, source, output)
@@ -123,7 +133,7 @@ class RepeatedCalls:
         """See RingleaderGroup. Rows of one element: their number is in the kind."""
         if splits or type(opts) is not AllToAllOptions or not self.is_allowed:
             return None
-        if type(source) not in _PLAIN or type(output) not in _PLAIN:
+        if type(source) not in PLAIN_TENSORS or type(output) not in PLAIN_TENSORS:
             return None
         if not source.dim() == 1 == output.dim():
             return None

@@ -8,42 +8,28 @@ docs/decisions/0022 has the measurements.
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions
-from torch.nn import Parameter
 
 from ringleader.backend.device_exchange import is_short
-from ringleader.backend.error_context import ErrorContext
 from ringleader.backend.staging import HostStaging
-from ringleader.backend.torch_options import reduction
+from ringleader.backend.torch_options import PLAIN_TENSORS, reduction, timeout_of
 from ringleader.engine.arrays_by_address import Addresses
-from ringleader.errors import RingleaderError
 from ringleader.groups import calls
-from ringleader.groups.group import Group, handle_of
+from ringleader.groups.handle import GroupHandle
 from ringleader.groups.prepared_calls import Key
-
-_NO_LIMIT = timedelta(0)
-_PLAIN = frozenset((Tensor, Parameter))
-"""Types of tensors that are not wrapped by functional collectives."""
 
 
 class ShortDeviceCalls:
     """Runs synchronous all_reduces of one process group again."""
 
     def __init__(
-        self,
-        group: Group,
-        error_context: ErrorContext,
-        stages: dict[torch.device, HostStaging],
+        self, handle: GroupHandle, stages: dict[torch.device, HostStaging]
     ) -> None:
-        handle = handle_of(group)
-        self._prepared = handle.prepared
-        self._run_now = handle.runner.run_prepared
-        self._error_context = error_context
+        self._handle = handle
         self._stages = stages
         self.is_allowed = False
         """Whether ranks may have accelerators, and calls run one by one."""
@@ -54,7 +40,7 @@ class ShortDeviceCalls:
             return False
         tensor, op = tensors[0], reduction(opts.reduceOp)
         key = _key(opts, tensor, op.name) if op.factor is None else None
-        prepared = self._prepared.kept.get(key) if key is not None else None
+        prepared = self._handle.prepared.kept.get(key) if key is not None else None
         if prepared is None:
             return False
         stage, copier = self._stages[tensor.device], prepared.shape.device_copier
@@ -64,29 +50,25 @@ class ShortDeviceCalls:
             with stage.in_callers_stream(), copier.using(tensor.detach().view(-1)):
                 prepared.run(no_addresses)
 
-        try:
-            return self._run_now(run, ())
-        except RingleaderError:
-            with self._error_context:
-                raise
+        return self._handle.runner.run_prepared(run, ())
 
     def keep(self, opts: Any, tensor: Tensor, op: str) -> None:
         """Prepare calls like this one, which a relay has done."""
         key = _key(opts, tensor, op) if is_short(tensor.nbytes) else None
-        if key is None or key in self._prepared.kept:
+        if key is None or key in self._handle.prepared.kept:
             return
         copier = self._stages[tensor.device].copier(tensor.dtype)
         if copier is not None:
             call = calls.all_reduce_device(copier, tensor.dtype, tensor.numel(), op, [])
-            self._prepared.keep((key, ()), call)
+            self._handle.prepared.keep((key, ()), call)
 
 
 def _key(opts: Any, tensor: Any, op: str) -> Key | None:
     """What a call shares with others like it; None if it needs the general path."""
     if (
         opts.asyncOp
-        or opts.timeout > _NO_LIMIT
-        or type(tensor) not in _PLAIN
+        or timeout_of(opts) is not None
+        or type(tensor) not in PLAIN_TENSORS
         or tensor.is_cpu
         or tensor.layout is not torch.strided
         or not tensor.is_contiguous()

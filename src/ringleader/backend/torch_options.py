@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 from torch._C._distributed_c10d import ReduceOp
+from torch.nn import Parameter
 
 from ringleader.errors import ConfigError
 from ringleader.groups.work import Work
@@ -26,6 +27,8 @@ _NAMES = {
     ReduceOp.BXOR: "bxor",
 }
 _NO_LIMIT = timedelta(0)
+PLAIN_TENSORS = frozenset((Tensor, Parameter))
+"""Types of tensors that are not wrapped by functional collectives."""
 
 
 class Reduction:

@@ -48,7 +48,6 @@ HELPED_SLOT_BYTES = 4 << 20
 """The same if helper threads share the copies."""
 PER_THREAD_BYTES = 256 << 10
 """What each of these threads copies or adds at once."""
-MAX_HELPED_THREADS = 8
 
 
 class Signal(IntEnum):
@@ -113,13 +112,16 @@ class Geometry:
 
     def helped_slot_bytes(self, num_threads: int) -> int:
         """Return the same if ``num_threads`` threads of each rank share the copies."""
-        most = HELPED_SLOT_BYTES // self.size // PAGE * PAGE
-        return max(self.slot_bytes, min(num_threads * PER_THREAD_BYTES, most))
+        return max(self.slot_bytes, min(num_threads * PER_THREAD_BYTES, self._room))
+
+    @property
+    def _room(self) -> int:
+        return max(PAGE, HELPED_SLOT_BYTES // self.size // PAGE * PAGE)
 
     @property
     def slot_stride(self) -> int:
         """Distance of these slots: a header page, then room for the largest content."""
-        return PAGE + self.helped_slot_bytes(MAX_HELPED_THREADS)
+        return PAGE + self._room
 
     @property
     def signals_at(self) -> int:

@@ -56,7 +56,7 @@ def a_machine_with_a_gpu(
     devices = [torch.device("cpu"), torch.device("cuda")]
     for module in (process_group, rank_facts):
         monkeypatch.setattr(module, "available_devices", lambda: devices)
-    monkeypatch.setattr(short_device_calls, "_PLAIN", {OnDevice})
+    monkeypatch.setattr(short_device_calls, "PLAIN_TENSORS", {OnDevice})
 
 
 class Rank:
