@@ -350,6 +350,7 @@ def test_a_peer_that_does_not_come_is_named() -> None:
         if rank.rank == 1:
             assert is_over.wait(120)
             return ""
+        rank.torch_group._identity.ranks[1] = 7
         tensor = rank.computed(numbers(rank.rank))
         with pytest.raises(DeadlineExceeded) as caught:
             rank.all_reduce(tensor)
@@ -357,7 +358,7 @@ def test_a_peer_that_does_not_come_is_named() -> None:
         return str(caught.value)
 
     text, _ = together(2, body)
-    assert "rank 1" in text
+    assert "rank 1 of this group is global rank 7" in text
     assert f"all_reduce({COUNT} " in text
 
 
