@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("--operations", default="all_reduce", help="or: all")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--torch-threads", type=int, default=1, help="of each rank")
+    parser.add_argument("--busy", type=int, default=0, help="other busy processes")
     parser.add_argument("--json", type=Path, help="file for the results")
     options = parser.parse_args()
     if options.worker:
@@ -58,6 +59,7 @@ def main() -> None:
         "operations": _operations(parser, options.operations),
         "rounds": options.rounds,
         "torch_threads": options.torch_threads,
+        "busy": options.busy,
     }
     results: dict[str, Any] = {"machine": describe(), **task}
     bars = []
@@ -90,7 +92,9 @@ def measure(size: int, task: dict[str, Any]) -> dict[str, Any]:
     from ringleader.transport.free_ports import free_ports
 
     ports = free_ports(1 + size * len(task["variants"]))
-    started = []
+    started: list[subprocess.Popen[str]] = []
+    loop = [sys.executable, "-c", "while True: pass"]
+    busy = [subprocess.Popen(loop) for _ in range(task["busy"])]
     try:
         for rank in range(size):
             spec = {**task, "rank": rank, "size": size, "ports": ports}
@@ -102,7 +106,7 @@ def measure(size: int, task: dict[str, Any]) -> dict[str, Any]:
             if each.wait(timeout=60):
                 raise SystemExit(f"a rank ended with status {each.returncode}")
     finally:
-        for each in started:
+        for each in (*started, *busy):
             each.kill()
             each.wait()
     found: dict[str, Any] = json.loads(text.splitlines()[-1])

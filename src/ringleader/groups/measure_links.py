@@ -25,8 +25,9 @@ from ringleader.deadline import Deadline
 from ringleader.errors import DeadlineExceeded
 from ringleader.groups.group import Group, handle_of
 from ringleader.groups.known_links import CostRow, unknown_row
+from ringleader.transport.crowded_cores import relax
 from ringleader.transport.host_token import host_token
-from ringleader.transport.link import Link, relax, wait_ready
+from ringleader.transport.link import Link, wait_ready
 from ringleader.transport.mesh import Mesh
 
 PINGS = 5

@@ -27,7 +27,7 @@ from ringleader.engine.observer import now_s
 from ringleader.groups.caller_observer import installed
 from ringleader.groups.job import Job
 from ringleader.groups.work import Work
-from ringleader.transport.link import relax
+from ringleader.transport.crowded_cores import relax
 
 POSTPONED_S = 0.5
 """Longer than most models compute between two buckets. It delays only a program in

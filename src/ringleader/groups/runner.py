@@ -40,7 +40,8 @@ from ringleader.groups.job import Job
 from ringleader.groups.messages import Outgoing, PendingRecv
 from ringleader.groups.postponed_calls import PostponedCalls
 from ringleader.groups.work import DONE, Work, same_again
-from ringleader.transport.link import relax, wait_ready
+from ringleader.transport.crowded_cores import relax
+from ringleader.transport.link import wait_ready
 
 _log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from ringleader.errors import PeerLost
 POLLIN = getattr(select, "POLLIN", 1)
 POLLOUT = getattr(select, "POLLOUT", 4)
 
-relax: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
+yield_core: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
 """Yield the core to another thread. ``time.sleep(0)`` costs 50 us on Linux, so it is
 used only where ``sched_yield`` does not exist (Windows, where it yields)."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from math import inf
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from ringleader.engine.shared_memory.helpers import HELPED_BYTES
 from ringleader.errors import GroupAborted, RingleaderError
 from ringleader.groups.group import Group, handle_of
 from ringleader.testing.processes import ForkServer, Ready, spawn_ranks
+from ringleader.transport import crowded_cores
+from ringleader.transport.crowded_cores import Rest
 
 HELPERS = 2
 ENV = {"RINGLEADER_HELPER_THREADS": str(HELPERS)}
@@ -151,6 +154,7 @@ def check_modes(group: Group) -> None:
 
 def compute(group: Group, _: Ready) -> tuple[int, int, int]:
     """Return the threads of this process before, after, and torch's at the end."""
+    crowded_cores.LATE_S = inf  # here others use the cores, and yet helpers never rest
     before = len(os.listdir("/proc/self/task"))
     for dtype, op, off in CASES:
         check_all_reduce(group, dtype, op, off)
@@ -181,6 +185,34 @@ def test_helpers_give_the_right_values(size: int, fork_server: ForkServer) -> No
     for before, after, torch_threads in found:
         assert after >= before + HELPERS, "no helper has worked"
         assert torch_threads == 1, "the program's own number of threads changed"
+
+
+def compute_while_helpers_rest(group: Group, _: Ready) -> tuple[int, int]:
+    """Rank 1 is late in every helped call; return torch's threads, and the rests."""
+    shared = handle_of(group).executor.shared
+    assert shared is not None
+    assert shared._helpers is not None
+    crowded_cores.LATE_S = 0.0 if group.rank == 1 else inf
+    num_rests = 0
+    for num_parts in (1, 3, 3):
+        shared._helpers._rest = Rest()
+        check_all_reduce(group, torch.float32, "sum", 1, num_parts=num_parts)
+        check_scatter_and_gather(group)
+        num_rests += not shared._helpers.are_free()
+    return torch.get_num_threads(), num_rests
+
+
+def test_a_call_goes_on_alone_when_helpers_are_late(fork_server: ForkServer) -> None:
+    with spawn_ranks(
+        2,
+        compute_while_helpers_rest,
+        transport="shm",
+        timeout_s=WITHIN_S,
+        fork_server=fork_server,
+        env={"RINGLEADER_HELPER_THREADS": "1"},
+    ) as ranks:
+        found = [rank.result(within_s=WITHIN_S) for rank in ranks]
+    assert found == [(1, 0), (1, 3)]
 
 
 def compute_until_aborted(group: Group, _: Ready) -> tuple[str, int]:

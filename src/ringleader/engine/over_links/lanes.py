@@ -12,7 +12,8 @@ from typing import Protocol
 from ringleader.engine.engine import HeaderMismatch
 from ringleader.engine.observer import now_s
 from ringleader.engine.waiter import Waiter
-from ringleader.transport.link import Link, relax
+from ringleader.transport.crowded_cores import relax
+from ringleader.transport.link import Link
 from ringleader.wire.header import HEADER_BYTES
 
 SPINS = 20

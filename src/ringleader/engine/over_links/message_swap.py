@@ -17,7 +17,8 @@ from ringleader.engine.arrays_by_address import Addresses, Chunks
 from ringleader.engine.engine import Finish, Forms, HeaderMismatch
 from ringleader.engine.observer import now_s
 from ringleader.engine.waiter import Waiter
-from ringleader.transport.link import Link, relax
+from ringleader.transport.crowded_cores import relax
+from ringleader.transport.link import Link
 from ringleader.wire.header import HEADER_BYTES
 
 PIECE_BYTES = 64 << 10

@@ -31,7 +31,8 @@ from ringleader.engine.engine import HeaderMismatch
 from ringleader.engine.observer import now_s
 from ringleader.engine.waiter import Waiter
 from ringleader.errors import ProtocolError
-from ringleader.transport.link import POLLIN, relax
+from ringleader.transport.crowded_cores import relax
+from ringleader.transport.link import POLLIN, yield_core
 from ringleader.transport.shm_link import ShmPeer
 from ringleader.transport.shm_segment import PAGE, Segment, Signal
 from ringleader.wire.header import HEADER_BYTES
@@ -163,7 +164,7 @@ class Arena:
         doorbell = [(shm_peer.doorbell.fileno(), POLLIN)]
         while True:
             shm_peer.arm()
-            relax()  # makes the flag visible before the last poll
+            yield_core()  # makes the flag visible before the last poll
             try:
                 if take(False):
                     return

@@ -13,8 +13,7 @@ from ringleader.engine.call import Call, present
 from ringleader.engine.engine import Forms, NextHeader, Prepared, Runs
 from ringleader.engine.shared_memory import prepared_collectives, slot_collectives
 from ringleader.engine.shared_memory.arena import Arena
-from ringleader.engine.shared_memory.helpers import HELPED_BYTES, Helpers, helped_call
-from ringleader.engine.shared_memory.helpers import copy as helped_copy
+from ringleader.engine.shared_memory.helpers import HELPED_BYTES, Helpers
 from ringleader.engine.shared_memory.relay import Relay
 from ringleader.engine.shared_memory.relay_call import (
     RelayCall,
@@ -80,7 +79,7 @@ class SharedMemoryEngine:
         ):
             self._run(call, header, is_helped=False)
             return
-        self.arena.copy = helped_copy
+        self.arena.copy = helpers.copy
         try:
             helpers.run(lambda: self._run(call, header, is_helped=True))
         finally:
@@ -121,7 +120,7 @@ class SharedMemoryEngine:
         combine, divide = call.combine(), call.divide(size)
         if helpers is not None and part_bytes >= HELPED_BYTES:
             room = self.arena.geometry.helped_part_bytes(helpers.num_threads)
-            helped = helped_call(call.dtype, call.reduce_op, size, room)
+            helped = helpers.relay_call(call.dtype, call.reduce_op, size, room)
             if helped is not None:
                 return plain_call(combine, divide, room), helped
         return plain_call(combine, divide), None

@@ -14,7 +14,8 @@ import time
 from typing import Protocol
 
 from ringleader.deadline import Deadline
-from ringleader.transport.link import POLLIN, relax, wait_ready
+from ringleader.transport.crowded_cores import relax
+from ringleader.transport.link import POLLIN, wait_ready
 from ringleader.transport.memory_link import socket_pair
 from ringleader.transport.mpi.link import MpiLink, Step
 

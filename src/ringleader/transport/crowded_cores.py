@@ -1,0 +1,63 @@
+"""What waiting threads do without while other programs use the cores.
+
+A thread that yields its core gets it back within microseconds if the other ranks are
+all that runs there. If another program computes there, it comes back after 2 to 4 ms,
+and a wait yields many times; a thread that sleeps instead is woken when its peer has
+signalled. So yields are timed, and after a late one there are none for a while: loops
+that would yield go on to sleep. See docs/decisions/0024-crowded-cores.md.
+"""
+
+from __future__ import annotations
+
+import time
+
+from ringleader.transport.link import yield_core
+
+LATE_S = 0.001
+"""What takes so long has waited for a core: the turn of another rank takes less."""
+SHORTEST_REST_S, LONGEST_REST_S = 0.02, 10.0
+
+now_s = time.perf_counter
+
+
+class Rest:
+    """A time to do without something that others make slow.
+
+    If it is slow again soon after, the next rest is twice as long. So where others use
+    the cores all the time, it is tried once in ten seconds.
+    """
+
+    def __init__(self) -> None:
+        self.length_s = 0.0
+        """Of the last rest."""
+        self._until_s = 0.0
+
+    def begin(self) -> None:
+        """Rest from now on."""
+        begun_s = now_s()
+        was_soon = begun_s - self._until_s < self.length_s
+        longer_s = min(LONGEST_REST_S, 2 * self.length_s)
+        self.length_s = longer_s if was_soon else SHORTEST_REST_S
+        self._until_s = begun_s + self.length_s
+
+    def is_over(self) -> bool:
+        """Whether to try again."""
+        return now_s() >= self._until_s
+
+
+def is_late(begun_s: float) -> bool:
+    """Whether what began then, and has ended now, has waited for a core."""
+    return now_s() - begun_s > LATE_S
+
+
+_yields = Rest()
+
+
+def relax() -> None:
+    """Yield the core to another thread, unless other programs keep it for long."""
+    if not _yields.is_over():
+        return
+    begun_s = now_s()
+    yield_core()
+    if is_late(begun_s):
+        _yields.begin()
