@@ -14,6 +14,7 @@ from ringleader.engine.engine import (
     Prepared,
 )
 from ringleader.engine.reductions import add_in_order
+from ringleader.engine.shared_memory import prepared_pairs
 from ringleader.engine.shared_memory.prepared_views import Views
 from ringleader.transport.shm_segment import Signal
 
@@ -26,7 +27,11 @@ Exchange = tuple[list[int], Move, Move]
 def prepare(views: Views, next_header: NextHeader) -> Forms:
     """Functions that do calls like that of ``views``."""
     exchange = _PreparedExchange(views, next_header)
-    return Forms(exchange.run_function(), exchange.start)
+    if views.size == 2 and views.call.operation in prepared_pairs.OPERATIONS:
+        run = prepared_pairs.run_function(views, next_header)
+    else:
+        run = exchange.run_function()
+    return Forms(run, exchange.start)
 
 
 class _PreparedExchange:
