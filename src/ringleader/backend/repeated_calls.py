@@ -147,7 +147,7 @@ class RepeatedCalls:
         return self._run(opts, NO_TENSORS)
 
     def _run(self, opts: Any, kind: Kind | None, *given: Tensor) -> Work | None:
-        if kind is None or opts.timeout > _NO_LIMIT:
+        if kind is None:
             return None
         prepared = self._prepared.kept.get(kind[0])
         if prepared is None:
@@ -155,8 +155,10 @@ class RepeatedCalls:
         work: Work | None = RAN
         try:
             if opts.asyncOp:
+                if opts.timeout > _NO_LIMIT:
+                    return None
                 work = self._prepared.run(kind, True, *given)
-            elif not self._run_now(prepared.run, kind[1]):
+            elif not self._run_now(prepared.run, kind[1], opts):
                 return None
         except RingleaderError:
             with self._error_context:  # entering it for every call takes time

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import NoReturn, Protocol
 
 from ringleader.deadline import Deadline
@@ -16,6 +17,18 @@ NAP_S = 0.05
 """The longest sleep. A missed doorbell (transport/shm_link.py) costs at most this."""
 PROBE_AFTER_S = 0.2
 """Waiting this long is unusual: ask the peers whether they make the same call."""
+
+
+_NO_LIMIT = timedelta(0)
+
+
+class Options(Protocol):
+    """Interface the waiter needs from the options of a call."""
+
+    @property
+    def timeout(self) -> timedelta:
+        """The time limit of the call; not positive for that of the group."""
+        ...
 
 
 class ControlPoller(Protocol):
@@ -59,6 +72,9 @@ class Waiter:
         self._poller = poller
         self.given: Deadline | None = None
         """The deadline of a prepared call that was queued; None for others."""
+        self.options: Options | None = None
+        """Those of the prepared call that runs, if it has any. Only a call that sleeps
+        needs its time limit: torch takes 1 us to tell it."""
         self._call = b""
         self._deadline = Deadline.after(0)
         self._stalled_at_s = 0.0
@@ -98,8 +114,7 @@ class Waiter:
         this rank waits for.
         """
         if self._call is not self._poller.current:
-            limit = self.given or Deadline.after(self.default_s)
-            self.start(limit, self._poller.current)
+            self.start(self._limit(), self._poller.current)
         now_s = time.monotonic()
         if not self._stalled_at_s:
             self._stalled_at_s = now_s
@@ -112,6 +127,14 @@ class Waiter:
             self._probe_at_s = now_s + PROBE_AFTER_S
             self._poller.ask(blocked_on())
         wait_ready([*links, *self._poller.wanted()], min(NAP_S, left_s))
+
+    def _limit(self) -> Deadline:
+        """The deadline of a prepared call, from now on unless it was queued."""
+        if self.given is not None:
+            return self.given
+        timeout = _NO_LIMIT if self.options is None else self.options.timeout
+        has_own = timeout > _NO_LIMIT
+        return Deadline.after(timeout.total_seconds() if has_own else self.default_s)
 
     def _expire(self, peers: list[int]) -> NoReturn:
         """Raise DeadlineExceeded, naming the rank that delays us and the call."""

@@ -25,7 +25,7 @@ from ringleader.deadline import Deadline
 from ringleader.engine import gil_interval
 from ringleader.engine.arrays_by_address import Addresses
 from ringleader.engine.engine import Finish, HeaderMismatch, Prepared, Start
-from ringleader.engine.waiter import NAP_S, Waiter
+from ringleader.engine.waiter import NAP_S, Options, Waiter
 from ringleader.errors import (
     ConfigError,
     GroupAborted,
@@ -128,10 +128,12 @@ class Runner:
             self._nests = True
         return DONE
 
-    def run_prepared(self, prepared: Prepared, addresses: Addresses) -> bool:
+    def run_prepared(
+        self, prepared: Prepared, addresses: Addresses, options: Options | None = None
+    ) -> bool:
         """Run a prepared operation now; return False if others come first.
 
-        It shortens the switch interval itself, if it needs to.
+        It shortens the switch interval itself. ``options`` may limit its time.
         """
         # A keyword argument of acquire doubles its cost.
         if self._queue or not self.lock.acquire(False):
@@ -144,11 +146,13 @@ class Runner:
                 postponed.issue()
             if self.failure is not None or self.control.aborted is not None:
                 self.check()
+            self.waiter.options = options
             prepared(addresses)
         except BaseException as exc:
             raise self.broken(exc) from exc
         finally:
             self._owner = 0
+            self.waiter.options = None
             if self._hang_up is not None:
                 self._leave()
             self.lock.release()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
@@ -16,11 +18,13 @@ from torch._C._distributed_c10d import (
 )
 
 from ringleader.backend.repeated_calls import RAN, RepeatedCalls
-from ringleader.groups.group import Group
+from ringleader.errors import DeadlineExceeded
+from ringleader.groups.group import Group, handle_of
 from ringleader.groups.work import Work
-from ringleader.testing.threaded_world import run_world
+from ringleader.testing.threaded_world import run_threads, run_world, world
 
 T = TypeVar("T")
+WITHIN_S = 60.0
 
 
 def options(made: T, **fields: object) -> T:
@@ -31,7 +35,7 @@ def options(made: T, **fields: object) -> T:
 
 
 def calls_of(group: Group) -> RepeatedCalls:
-    calls = RepeatedCalls(group, cast(Any, None), {})
+    calls = RepeatedCalls(group, cast(Any, nullcontext()), {})
     calls.is_allowed = True
     return calls
 
@@ -46,8 +50,8 @@ OTHERS: dict[str, Attempt] = {
     "two tensors": lambda c: c.broadcast([ONE, ONE], options(BroadcastOptions())),
     "no options": lambda c: c.all_reduce([ONE], None),
     "a root instead of options": lambda c: c.broadcast([ONE], 0),
-    "a limit of its own": lambda c: c.all_reduce(
-        [ONE], options(AllreduceOptions(), timeout=timedelta(seconds=5))
+    "an asynchronous call with a limit of its own": lambda c: c.all_reduce(
+        [ONE], options(AllreduceOptions(), asyncOp=True, timeout=timedelta(seconds=5))
     ),
     "another reduction": lambda c: c.all_reduce(
         [ONE], options(AllreduceOptions(), reduceOp=ReduceOp.MAX)
@@ -89,3 +93,32 @@ def test_a_call_like_an_earlier_one_runs() -> None:
         assert calls.all_reduce([tensor], options(AllreduceOptions())) is None
 
     run_world(2, live)
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_call_has_the_limit_of_its_options(transport: str) -> None:
+    has_failed = threading.Event()
+
+    def limited(limit_s: float) -> AllreduceOptions:
+        return options(AllreduceOptions(), timeout=timedelta(seconds=limit_s))
+
+    def first(group: Group) -> str:
+        calls, tensor = calls_of(group), torch.ones(1)
+        group.all_reduce(tensor)
+        assert calls.all_reduce([tensor], limited(WITHIN_S)) is RAN
+        assert handle_of(group).runner.waiter.options is None
+        with pytest.raises(DeadlineExceeded) as caught:
+            calls.all_reduce([tensor], limited(0.3))
+        has_failed.set()
+        return str(caught.value)
+
+    def second(group: Group) -> str:
+        for _ in range(2):
+            group.all_reduce(torch.ones(1))
+        assert has_failed.wait(WITHIN_S)
+        return ""
+
+    with world(2, transport) as groups:
+        text, _ = run_threads([lambda: first(groups[0]), lambda: second(groups[1])])
+    assert "waited 0.3 s" in text
+    assert "all_reduce" in text
