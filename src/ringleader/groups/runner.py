@@ -383,13 +383,10 @@ class Runner:
         postponed = self.postponed
         return 0.0 if postponed is None else postponed.left_s(self._queue)
 
-    def _is_due(self) -> bool:
-        """Whether there is a job that is not postponed."""
-        return bool(self._queue) and not self._left_s()
-
     def _serve_once(self) -> bool:
         """Run one job or move frames; return False if there is nothing to do."""
-        if not (self._is_due() or self.control.aborted or self.control.has_pending()):
+        is_due = bool(self._queue) and not self._left_s()
+        if not (is_due or self.control.aborted or self.control.has_pending()):
             return False  # the thread that waits for a job often runs it
         if self._wanted:
             relax()  # a waiting caller runs the queue sooner than this thread
@@ -397,7 +394,7 @@ class Runner:
             if self.control.aborted is not None:
                 self.broken(self.control.aborted)
                 return True
-            if self._is_due():  # the next job may be a postponed one
+            if self._queue and not self._left_s():  # it may be another job by now
                 self._run_job(self._queue.popleft())
                 return True
             if self.control.has_pending():
