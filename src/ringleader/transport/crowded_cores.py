@@ -16,6 +16,8 @@ from ringleader.transport.link import yield_core
 LATE_S = 0.001
 """What takes so long has waited for a core: the turn of another rank takes less."""
 SHORTEST_REST_S, LONGEST_REST_S = 0.02, 10.0
+FEW_ATTEMPTS = 20
+"""One late attempt in more than these is not worth a longer rest."""
 
 now_s = time.perf_counter
 
@@ -23,26 +25,31 @@ now_s = time.perf_counter
 class Rest:
     """A time to do without something that others make slow.
 
-    If it is slow again soon after, the next rest is twice as long. So where others use
-    the cores all the time, it is tried once in ten seconds.
+    If it is slow again within a few attempts, the next rest is twice as long. So where
+    others use the cores all the time, it is tried once in ten seconds.
     """
 
     def __init__(self) -> None:
         self.length_s = 0.0
         """Of the last rest."""
         self._until_s = 0.0
+        self._num_attempts = 0
+        """Since the last rest."""
 
     def begin(self) -> None:
         """Rest from now on."""
-        begun_s = now_s()
-        was_soon = begun_s - self._until_s < self.length_s
+        was_soon = self._num_attempts <= FEW_ATTEMPTS and self.length_s
         longer_s = min(LONGEST_REST_S, 2 * self.length_s)
         self.length_s = longer_s if was_soon else SHORTEST_REST_S
-        self._until_s = begun_s + self.length_s
+        self._until_s = now_s() + self.length_s
+        self._num_attempts = 0
 
     def is_over(self) -> bool:
-        """Whether to try again."""
-        return now_s() >= self._until_s
+        """Whether to try again; that counts as an attempt."""
+        if now_s() < self._until_s:
+            return False
+        self._num_attempts += 1
+        return True
 
 
 def is_late(begun_s: float) -> bool:

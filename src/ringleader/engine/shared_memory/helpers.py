@@ -67,16 +67,18 @@ class Helpers:
         """Whether the program computes while the calling thread communicates, so that
         no core is idle; None if there are idle cores even then."""
         self._rest = Rest()
-        self._has_told = False
+        self._is_alone = self._has_told = False
 
     def are_free(self) -> bool:
         """Whether the calling thread may use them now."""
-        is_computing = self._is_computing is not None and self._is_computing()
-        return self._rest.is_over() and not is_computing
+        if self._is_computing is not None and self._is_computing():
+            return False
+        return self._rest.is_over()
 
     def run(self, function: Callable[[], None]) -> None:
         """Call ``function``; torch's operations in it use all threads."""
         own = torch.get_num_threads()  # also makes torch apply its number, if it is new
+        self._is_alone = False
         self._set_threads(self.num_threads)
         try:
             if torch.is_inference_mode_enabled():
@@ -133,11 +135,10 @@ class Helpers:
 
         It gave each thread 256 KiB, for 0.02 to 0.2 ms.
         """
-        if not is_late(begun_s):
+        if self._is_alone or not is_late(begun_s):
             return
+        self._is_alone = True
         self._set_threads(1)
-        if not self._rest.is_over():
-            return
         self._rest.begin()
         if self._rest.length_s == LONGEST_REST_S and not self._has_told:
             self._has_told = True
