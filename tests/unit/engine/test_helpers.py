@@ -6,6 +6,7 @@ import logging
 
 import numpy as np
 import pytest
+import torch
 
 from ringleader.engine.shared_memory import helpers as module
 from ringleader.engine.shared_memory.helpers import HELPED_BYTES, Helpers
@@ -59,6 +60,24 @@ def test_a_late_operation_ends_the_help_in_its_call(world: World) -> None:
     assert world.threads[-1] == own
     assert not world.helpers.are_free()
     world.time_s += 1.0
+    assert world.helpers.are_free()
+
+
+def test_a_copy_is_not_late_because_it_is_large(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = torch.Tensor.copy_
+
+    def timed(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        world.time_s += target.nbytes / 10e9
+        return copy(target, source)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", timed)
+    source = np.arange(8_000_001, dtype=np.int32)
+    target = np.zeros_like(source)
+    world.helpers.run(lambda: world.helpers.copy(target, source))
+    assert (target == source).all()
+    assert world.time_s > 1000.0 + LATE_S
     assert world.helpers.are_free()
 
 

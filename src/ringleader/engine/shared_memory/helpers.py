@@ -6,10 +6,10 @@ microseconds; threads of our own would need ten times that, and the GIL. See
 docs/decisions/0019-helper-threads.md.
 
 An operation waits for the slowest of its threads, and a thread whose core another
-program uses is slower than all the others are faster. So every operation is timed, and
-one that is late sends the helpers to rest: the calling thread does the remaining
-operations of the call alone, and the calls of the next while. Each rank decides that by
-itself.
+program uses is slower than all the others are faster. So every operation on a piece is
+timed, and one that is late sends the helpers to rest: the calling thread does the
+remaining operations of the call alone, and the calls of the next while. Each rank
+decides that by itself.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from ringleader.engine.openmp import SetThreads
 from ringleader.engine.shared_memory.relay_call import RelayCall
 from ringleader.engine.shared_memory.relay_plan import Copy
 from ringleader.transport.crowded_cores import LONGEST_REST_S, Rest, is_late, now_s
+from ringleader.transport.shm_segment import PER_THREAD_BYTES
 
 _log = logging.getLogger("ringleader")
 
@@ -94,6 +95,8 @@ class Helpers:
         """Copy a flat array to one of the same type, divided among threads if large."""
         if target.nbytes < HELPED_BYTES:
             np.copyto(target, source)
+        elif target.nbytes > self.num_threads * PER_THREAD_BYTES:
+            _bytes(target).copy_(_bytes(source))  # a whole tensor is late by its size
         else:
             self._copy_tensors([(_bytes(target), _bytes(source))])
 
@@ -133,7 +136,7 @@ class Helpers:
     def _look(self, begun_s: float) -> None:
         """Send the helpers to rest if the operation that has ended was late.
 
-        It gave each thread 256 KiB, for 0.02 to 0.2 ms.
+        It gave each thread at most 256 KiB, for 0.02 to 0.2 ms.
         """
         if self._is_alone or not is_late(begun_s):
             return
