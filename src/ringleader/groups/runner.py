@@ -371,7 +371,7 @@ class Runner:
         while self.failure is None and not self._closing:
             with contextlib.suppress(Empty):
                 if not self._serve_once():
-                    self._news.get(timeout=self._left_s() or LINGER_S)
+                    self._news.get(timeout=self._left_s() if self._queue else LINGER_S)
                 continue
             with self._thread_lock:
                 if self._news.empty() and not self._queue:
