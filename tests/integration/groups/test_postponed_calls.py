@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,13 +12,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from ringleader.deadline import Deadline
 from ringleader.engine.openmp import find_set_threads
 from ringleader.engine.shared_memory.helpers import HELPED_BYTES, Helpers
 from ringleader.groups import postponed_calls
 from ringleader.groups.group import Group, handle_of
+from ringleader.groups.job import Job
 from ringleader.groups.postponed_calls import PostponedCalls
 from ringleader.groups.work import Work
 from ringleader.testing.processes import ForkServer, Ready, spawn_ranks
+from ringleader.testing.threaded_world import world
 
 WITHIN_S = 240.0
 """On two cores that others use, too, teams of threads wait long for each other."""
@@ -195,3 +199,30 @@ def test_no_rank_waits_for_ever_for_the_end_of_a_backward_pass(
             2, body, transport="shm", timeout_s=WITHIN_S, fork_server=fork_server
         ) as ranks:
             assert all(rank.result(within_s=WITHIN_S) for rank in ranks)
+
+
+class PostponedSoon(PostponedCalls):
+    """Says that the first job is due, and when asked again that it is postponed."""
+
+    def __init__(self) -> None:
+        super().__init__(memoryview(bytearray(8)).cast("Q"), [])
+        self.answers_s = [0.0, 0.1]
+
+    def left_s(self, queue: deque[Job]) -> float:
+        return self.answers_s.pop(0)
+
+
+def test_the_background_thread_looks_again_before_it_runs_a_job() -> None:
+    """While it waited for the lock, another thread may have run what was due."""
+    ran: list[Deadline] = []
+    with world(1, "tcp") as (alone,):
+        runner, postponed = handle_of(alone).runner, PostponedSoon()
+        work = runner.message_work()
+        runner.postponed = postponed
+        runner._queue.append(Job(ran.append, Deadline.after(60), work, nests=False))
+        assert not runner._serve_once()
+        assert not ran
+        assert not postponed.answers_s
+        runner.postponed = None
+        assert runner._serve_once()
+        assert len(ran) == 1
