@@ -17,9 +17,9 @@ from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError
 
 MAX_BYTES = 256 << 10
-"""Of what a program prints; only the last bytes are read."""
+"""A program's output is kept up to this length: its last bytes."""
 MAX_LINES = 25
-"""Of an error; pip repeats much, and says at the end what failed."""
+"""An error shows its last lines: pip repeats much, and ends with what failed."""
 
 _POLL_S = 0.1
 

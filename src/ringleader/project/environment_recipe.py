@@ -28,9 +28,9 @@ class Recipe:
 
     path: Path
     digest: str
-    """Of everything that the environment depends on: these files and this Python."""
+    """The digest of all that the environment depends on: these files, this Python."""
     dependencies: tuple[str, ...] = ()
-    """Of ``pyproject.toml``: what the project itself needs."""
+    """What the project itself needs, as ``pyproject.toml`` says."""
 
     @property
     def kind(self) -> str:

@@ -33,7 +33,7 @@ class MachineLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_used_bytes: Bytes
     memory_total_bytes: Bytes
     temperature_c: Celsius | None = None
-    """Of the processor."""
+    """Temperature of the processor; None if this machine does not tell it."""
     battery_percent: Percent | None = None
     is_charging: bool = False
     gpu_percent: Percent | None = None

@@ -50,7 +50,7 @@ class Entry(NamedTuple):
 
 
 Content = float | Entry | tuple[Entry, ...]
-"""Of a bucket: a sum; of bucket 0 an entry, and of its result those of all members."""
+"""What a bucket holds: a sum. Bucket 0 holds an entry, and its result all members'."""
 
 
 class PureResults:
@@ -103,7 +103,7 @@ class PureResults:
 
 
 class DataSide:
-    """What one life of a machine computes and stores."""
+    """The data of a machine from its start to its crash: it computes and stores."""
 
     def __init__(self, rules: StepRules, pure: PureResults, model: Values) -> None:
         self.rules = rules

@@ -14,7 +14,7 @@ Values = tuple[float, float]
 """One number for each of the two gradient buckets."""
 
 NUM_BUCKETS: Final = 3
-"""Of a result: the sideband is bucket 0, then come those of the gradient."""
+"""A result has so many: bucket 0 is the sideband, the others are of the gradient."""
 
 SPEC: Final = DataSpec(num_samples=101, global_batch=23, micro_batch=2, epochs=None)
 """An epoch has five steps; the last one is short, and so is the last quantum."""
