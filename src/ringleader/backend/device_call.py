@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
@@ -61,7 +62,6 @@ class DeviceCall:
         if not self._parts or self._op.factor is not None:
             self.name = ""
         self._flat: dict[int, Tensor] = {}
-        self._digest = b""
 
     @property
     def num_bytes(self) -> int:
@@ -70,12 +70,10 @@ class DeviceCall:
 
     def digest(self) -> bytes:
         """Return what is equal on all ranks that make the same call."""
-        if not self._digest:
-            lengths = [part.numel() for part in self._parts]
-            kind = f"{self.name} {self._op.name} {self._root} {self._parts[0].dtype}"
-            text = f"{kind} {lengths}"
-            self._digest = blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
-        return self._digest
+        lengths = tuple(part.numel() for part in self._parts)
+        return _digest(
+            self.name, self._op.name, self._root, self._parts[0].dtype, lengths
+        )
 
     def device(self) -> torch.device:
         """Return the device of all tensors; "cpu" if the host has to do the call.
@@ -99,8 +97,7 @@ class DeviceCall:
         for tensor in (*self._ins, *self._outs):
             if id(tensor) not in self._flat:
                 device.record_stream(tensor)
-                values = tensor.detach().contiguous().resolve_conj().resolve_neg()
-                self._flat[id(tensor)] = values.view(-1)
+                self._flat[id(tensor)] = flat_values(tensor)
         ins = [self._flat[id(tensor)] for tensor in self._ins]
         outs = [self._flat[id(tensor)] for tensor in self._outs]
         rank, op = self._rank, self._op.name
@@ -119,3 +116,19 @@ class DeviceCall:
             if result.data_ptr() != tensor.data_ptr():
                 tensor.detach().copy_(result.view(tensor.shape))
         self._flat.clear()
+
+
+@lru_cache(maxsize=256)
+def _digest(
+    name: str, op: str, root: int, dtype: torch.dtype, lengths: tuple[int, ...]
+) -> bytes:
+    text = f"{name} {op} {root} {dtype} {list(lengths)}"
+    return blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
+
+
+def flat_values(tensor: Tensor) -> Tensor:
+    """Return ``tensor`` as a flat one with plain values; a copy if it has to be."""
+    values = tensor.detach()
+    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        values = values.contiguous().resolve_conj().resolve_neg()
+    return values if values.dim() == 1 else values.view(-1)

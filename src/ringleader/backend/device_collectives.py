@@ -18,6 +18,8 @@ from torch import Tensor
 
 ALIGN = 128
 """Parts of a slot begin at multiples of this; it suits every dtype."""
+MAX_PLACES = 256
+"""Places that a slot keeps, a fraction of a kilobyte each."""
 _COMBINE: dict[str, Callable[..., Tensor]] = {
     "sum": torch.add,
     "mean": torch.add,
@@ -52,6 +54,28 @@ def is_combined(dtype: torch.dtype, op: str) -> bool:
     return op == "none" or (dtype in _DTYPES and op in _COMBINE)
 
 
+class Slot:
+    """Memory of one rank, in which tensors are placed. Calls like earlier ones find
+    their places made.
+    """
+
+    def __init__(self, memory: Tensor) -> None:
+        self._memory = memory
+        self._places: dict[tuple[int, int, torch.dtype], Tensor] = {}
+
+    def place(self, like: Tensor, at: int = 0) -> Tensor:
+        """Return the memory from byte ``at`` on as a tensor like ``like``."""
+        kind = (at, like.nbytes, like.dtype)
+        place = self._places.get(kind)
+        if place is None:
+            if len(self._places) >= MAX_PLACES:
+                self._places.clear()
+            with torch.inference_mode(False):  # else it could be used only there
+                place = self._memory[at : at + like.nbytes].view(like.dtype)
+            self._places[kind] = place
+        return place
+
+
 class Collective(ABC):
     """One call on one rank, on flat tensors; ``publish`` and ``collect`` only enqueue.
 
@@ -65,16 +89,18 @@ class Collective(ABC):
         self._step = room_bytes // ALIGN * ALIGN // item_bytes
         self.num_pieces = -(-longest // self._step)
 
-    def run_of(self, piece: int) -> slice:
-        """Return the elements of a piece; they may lie beyond the end of a tensor."""
-        return slice(piece * self._step, (piece + 1) * self._step)
+    def part(self, tensor: Tensor, piece: int) -> Tensor:
+        """Return the elements of ``tensor`` in a piece; there may be none."""
+        if self.num_pieces == 1:
+            return tensor
+        return tensor[piece * self._step : (piece + 1) * self._step]
 
     @abstractmethod
-    def publish(self, piece: int, slot: Tensor) -> None:
+    def publish(self, piece: int, slot: Slot) -> None:
         """Write this rank's values of a piece to its slot."""
 
     @abstractmethod
-    def collect(self, piece: int, slots: Sequence[Tensor]) -> None:
+    def collect(self, piece: int, slots: Sequence[Slot]) -> None:
         """Read a piece from the slots of all ranks."""
 
 
@@ -86,13 +112,13 @@ class AllReduce(Collective):
         self._tensor = tensor
         self._op = op
 
-    def publish(self, piece: int, slot: Tensor) -> None:
-        part = self._tensor[self.run_of(piece)]
-        _place(slot, part).copy_(part)
+    def publish(self, piece: int, slot: Slot) -> None:
+        part = self.part(self._tensor, piece)
+        slot.place(part).copy_(part)
 
-    def collect(self, piece: int, slots: Sequence[Tensor]) -> None:
-        part = self._tensor[self.run_of(piece)]
-        _combine([_place(slot, part) for slot in slots], part, self._op)
+    def collect(self, piece: int, slots: Sequence[Slot]) -> None:
+        part = self.part(self._tensor, piece)
+        _combine([slot.place(part) for slot in slots], part, self._op)
 
 
 class ReduceScatter(Collective):
@@ -108,17 +134,16 @@ class ReduceScatter(Collective):
         self._parts = parts
         self._op = op
 
-    def publish(self, piece: int, slot: Tensor) -> None:
-        for peer, part in enumerate(self._parts):
+    def publish(self, piece: int, slot: Slot) -> None:
+        for peer, each in enumerate(self._parts):
             if peer != self.rank:
-                values = part[self.run_of(piece)]
-                _place(slot[peer * self._room :], values).copy_(values)
+                part = self.part(each, piece)
+                slot.place(part, peer * self._room).copy_(part)
 
-    def collect(self, piece: int, slots: Sequence[Tensor]) -> None:
-        run = self.run_of(piece)
-        out, at = self._out[run], self.rank * self._room
-        values = [_place(slot[at:], out) for slot in slots]
-        values[self.rank] = self._parts[self.rank][run]
+    def collect(self, piece: int, slots: Sequence[Slot]) -> None:
+        out, at = self.part(self._out, piece), self.rank * self._room
+        values = [slot.place(out, at) for slot in slots]
+        values[self.rank] = self.part(self._parts[self.rank], piece)
         _combine(values, out, self._op)
 
 
@@ -133,18 +158,18 @@ class AllGather(Collective):
         self._outs = outs
         self._tensor = tensor
 
-    def publish(self, piece: int, slot: Tensor) -> None:
-        part = self._tensor[self.run_of(piece)]
-        _place(slot, part).copy_(part)
+    def publish(self, piece: int, slot: Slot) -> None:
+        part = self.part(self._tensor, piece)
+        slot.place(part).copy_(part)
 
-    def collect(self, piece: int, slots: Sequence[Tensor]) -> None:
-        run = self.run_of(piece)
+    def collect(self, piece: int, slots: Sequence[Slot]) -> None:
+        own = self.part(self._tensor, piece)
         for peer, out in enumerate(self._outs):
-            part = out[run]
+            part = self.part(out, piece)
             if peer != self.rank:
-                part.copy_(_place(slots[peer], part))
-            elif part.data_ptr() != self._tensor[run].data_ptr():
-                part.copy_(self._tensor[run])
+                part.copy_(slots[peer].place(part))
+            elif part.data_ptr() != own.data_ptr():
+                part.copy_(own)
 
 
 class Broadcast(Collective):
@@ -155,27 +180,22 @@ class Broadcast(Collective):
         self._tensor = tensor
         self._root = root
 
-    def publish(self, piece: int, slot: Tensor) -> None:
+    def publish(self, piece: int, slot: Slot) -> None:
         if self.rank == self._root:
-            part = self._tensor[self.run_of(piece)]
-            _place(slot, part).copy_(part)
+            part = self.part(self._tensor, piece)
+            slot.place(part).copy_(part)
 
-    def collect(self, piece: int, slots: Sequence[Tensor]) -> None:
+    def collect(self, piece: int, slots: Sequence[Slot]) -> None:
         if self.rank != self._root:
-            part = self._tensor[self.run_of(piece)]
-            part.copy_(_place(slots[self._root], part))
-
-
-def _place(memory: Tensor, like: Tensor) -> Tensor:
-    """Return the beginning of ``memory`` as a tensor like another one."""
-    return memory[: like.nbytes].view(like.dtype)
+            part = self.part(self._tensor, piece)
+            part.copy_(slots[self._root].place(part))
 
 
 def _combine(values: list[Tensor], out: Tensor, op: str) -> None:
     """Combine in rank order; ``out`` may be the memory of one of ``values``."""
-    combine, held = _COMBINE[op], values[0]
-    is_free = all(value.data_ptr() != out.data_ptr() for value in values)
-    for value in values[1:-1]:
+    combine, held, middle = _COMBINE[op], values[0], values[1:-1]
+    is_free = middle and all(value.data_ptr() != out.data_ptr() for value in values)
+    for value in middle:
         target = held if held is not values[0] else out if is_free else None
         held = combine(held, value, out=target)
     combine(held, values[-1], out=out)

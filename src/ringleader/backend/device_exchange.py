@@ -112,8 +112,7 @@ class DeviceExchange:
             self.agree(call, own_id)
             return None
         with device.d2h_stream():
-            for event in after:
-                device.wait_event(event)
+            self._wait_for(after, device)
             work = call.start(device, device_slots.SLOT_BYTES)
             is_open = own_id == self._device_id
             if is_open:
@@ -133,6 +132,12 @@ class DeviceExchange:
             call.finish()
             self._last = device.record_event()
         return self._last
+
+    def _wait_for(self, events: Sequence[Event], device: Device) -> None:
+        """Let the current stream wait for events of other streams."""
+        for event in events:
+            if event is not self._last:
+                device.wait_event(event)
 
     def _publish(self, work: Collective, piece: int, device: Device) -> None:
         """Write a piece to our slot; the device has done it when this returns."""
@@ -167,7 +172,8 @@ class DeviceExchange:
         if self._slots is not None:
             self._turn_off("a group shares the memory of one GPU only")
             return False
-        self._slots, reason = DeviceSlots.open(self._group, device, where)
+        with torch.inference_mode(False):  # its memory could be used only there
+            self._slots, reason = DeviceSlots.open(self._group, device, where)
         if self._slots is None:
             self._turn_off(reason)
             return False

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ringleader.backend import device_memory
 from ringleader.backend.device import Device
+from ringleader.backend.device_collectives import Slot
 from ringleader.backend.device_memory import GRANT_BYTES
 from ringleader.groups.group import Group
 
@@ -21,7 +22,7 @@ class DeviceSlots:
     def __init__(self, memory: list[Tensor]) -> None:
         room = len(memory[0]) // NUM_SLOTS
         self._slots = [
-            [each[k * room : (k + 1) * room] for each in memory]
+            [Slot(each[k * room : (k + 1) * room]) for each in memory]
             for k in range(NUM_SLOTS)
         ]
         self._turn = 0
@@ -46,7 +47,7 @@ class DeviceSlots:
             device.record_stream(each)
         return cls(memory), ""
 
-    def current(self) -> list[Tensor]:
+    def current(self) -> list[Slot]:
         """Return the slot of each rank for the current piece."""
         return self._slots[self._turn % NUM_SLOTS]
 

@@ -39,7 +39,7 @@ from ringleader.backend import (
     rank_facts,
 )
 from ringleader.backend.completion_pool import CompletionPool
-from ringleader.backend.device import available_devices, device_of
+from ringleader.backend.device import Device, available_devices, device_of
 from ringleader.backend.device_backend import can_subclass, register_devices
 from ringleader.backend.device_exchange import DeviceExchange, Question, is_short
 from ringleader.backend.host_run import run_on_host
@@ -211,15 +211,15 @@ class RingleaderGroup(ProcessGroup):
 
     def _in_layers(self, opts: Any, tensors: Tensors, steps: Steps) -> BackendWork:
         """Run one operation by ``layer``; the first tensor is its result."""
-        how, deliver = self._call_options(opts), None
+        how = self._call_options(opts)
         with self._error_context:
             if tensors[0].is_cpu:
                 run = partial(steps.run, tensors)
                 work = handle_of(self.group).together(run, **how)
-            else:
-                stage = self._stage(tensors[0].device)
-                work, deliver = stage.in_layers(self.group, steps, tensors, **how)
-            return self._make_handle(work, tensors[:1], deliver)
+                return self._make_handle(work, tensors[:1])
+            stage = self._stage(tensors[0].device)
+            work, deliver = stage.in_layers(self.group, steps, tensors, **how)
+            return self._make_handle(work, tensors[:1], deliver, stage.device)
 
     def _all_reduce(self, opts: Any, tensor: Tensor, op: Reduction) -> BackendWork:
         """Reduce by a relay if possible; a device takes part in it without staging."""
@@ -236,11 +236,11 @@ class RingleaderGroup(ProcessGroup):
         how = self._call_options(opts)
         how["attempt"] = self._question(opts, both, both)
         with self._error_context:
-            _check_reduction(opts, tensor.dtype)
+            reductions.combine(tensor.dtype, op.name)  # raises now, not when it runs
             stage = self._stage(tensor.device)
             work, deliver = stage.all_reduce(self.group, relay, tensor, op.name, **how)
             self._repeated.on_devices.keep(opts, tensor, op.name)
-            return self._make_handle(work, both, deliver)
+            return self._make_handle(work, both, deliver, stage.device)
 
     def allreduce_coded(
         self,
@@ -581,7 +581,7 @@ class RingleaderGroup(ProcessGroup):
         width: int = 0,
     ) -> BackendWork:
         """Run one operation; ``width`` as in ``HostStaging.run``."""
-        how, deliver = self._call_options(opts), None
+        how = self._call_options(opts)
         device = next((t.device for t in (*outs, *ins)), _CPU)
         question = self._question(opts, ins, outs)
         with self._error_context:
@@ -589,12 +589,13 @@ class RingleaderGroup(ProcessGroup):
                 _check_reduction(opts, (*outs, *ins)[0].dtype)
                 stage, how["attempt"] = self._stage(device), question
                 work, deliver = stage.run(self.group, ins, outs, body, width, **how)
-            elif self.is_staged:
+                return self._make_handle(work, result, deliver, stage.device)
+            if self.is_staged:
                 how["are_on_host"] = question and question.are_on_host
                 work = run_on_host(self.group, ins, outs, body, width, **how)
             else:
                 work = body(ins, outs, **how)
-            return self._make_handle(work, result, deliver)
+            return self._make_handle(work, result)
 
     def _question(self, opts: Any, ins: Tensors, outs: Tensors) -> Question | None:
         """Return what ranks agree on before such a call, if they have to."""
@@ -630,6 +631,7 @@ class RingleaderGroup(ProcessGroup):
         work: Work,
         result: Tensors | None,
         deliver: Callable[[], None] | None = None,
+        device: Device | None = None,
     ) -> BackendWork:
         handle = BackendWork(
             [work],
@@ -637,6 +639,7 @@ class RingleaderGroup(ProcessGroup):
             self._completion_pool,
             add_context=self._error_context,
             deliver=deliver,
+            device=device,
         )
         if self._coalesced is not None:
             self._coalesced.append(handle)

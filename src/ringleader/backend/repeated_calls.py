@@ -74,7 +74,7 @@ class RepeatedCalls:
         if type(opts) is not AllreduceOptions:
             return None
         if not self.is_allowed:
-            return self._all_reduce_on_device(tensors, opts)
+            return None if opts.asyncOp else self._all_reduce_on_device(tensors, opts)
         if type(tensors) is not list or len(tensors) != 1:
             return None
         tensor, name = tensors[0], _reduction(opts.reduceOp)

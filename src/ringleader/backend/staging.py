@@ -44,7 +44,7 @@ class HostStaging:
     """Stages the tensors of one group on one device, one operation at a time."""
 
     def __init__(self, device: Device) -> None:
-        self._device = device
+        self.device = device
         self._slots: list[Tensor] = []
         self._last: Event | None = None
         """The end of the last operation: its slots are free afterwards."""
@@ -106,7 +106,7 @@ class HostStaging:
         ``attempt`` succeeds. It overlaps with the computing of the device, whatever
         torch's threads on the CPU do.
         """
-        device = self._device
+        device = self.device
         done: list[Event | None] = []
         with device.guard():
             ready = device.record_event()
@@ -128,7 +128,7 @@ class HostStaging:
     def close(self) -> None:
         """Release shared and host memory. Call it when the group has ended."""
         if self._relay_buffers is not None:
-            with self._device.guard():
+            with self.device.guard():
                 self._relay_buffers.close()
         self._relay_buffers = None
         self._slots.clear()  # torch may keep its groups forever
@@ -136,7 +136,7 @@ class HostStaging:
     def _relay(
         self, ready: Event, group: Group, relay: Relay, tensor: Tensor, op: str
     ) -> None:
-        device = self._device
+        device = self.device
         if self._relay_buffers is None:
             self._relay_buffers = RelayBuffers.pin(device, relay)
         with device.d2h_stream():
@@ -156,7 +156,7 @@ class HostStaging:
     def copier(self, dtype: torch.dtype) -> DeviceRelay | None:
         """Return a copier for many calls; None before the first one."""
         buffers = self._relay_buffers
-        return None if buffers is None else DeviceRelay(self._device, buffers, dtype)
+        return None if buffers is None else DeviceRelay(self.device, buffers, dtype)
 
     @contextmanager
     def in_callers_stream(self) -> Iterator[None]:
@@ -164,16 +164,16 @@ class HostStaging:
 
         A relay in this context has ended when the context does.
         """
-        with self._device.callers_stream():
+        with self.device.callers_stream():
             if self._last is not None:
-                self._device.wait_event(self._last)
+                self.device.wait_event(self._last)
             yield
         self._last = None
 
     def _in_layers(
         self, ready: Event, steps: Steps, tensors: Sequence[Tensor]
     ) -> Event:
-        device = self._device
+        device = self.device
         with device.d2h_stream():
             self._wait_for(ready)
             flat = [self._flat(tensor) for tensor in tensors]
@@ -197,9 +197,9 @@ class HostStaging:
 
     def _wait_for(self, ready: Event) -> None:
         """Let the current stream wait for the inputs and for the operation before."""
-        self._device.wait_event(ready)
+        self.device.wait_event(ready)
         if self._last is not None:
-            self._device.wait_event(self._last)
+            self.device.wait_event(self._last)
 
     def _run(
         self,
@@ -209,7 +209,7 @@ class HostStaging:
         body: Body,
         width: int,
     ) -> Event:
-        device = self._device
+        device = self.device
         with device.d2h_stream():
             self._wait_for(ready)
             flat = {id(t): self._flat(t) for t in (*ins, *outs)}
@@ -230,12 +230,12 @@ class HostStaging:
 
     def _flat(self, tensor: Tensor) -> Tensor:
         """Return ``tensor`` contiguous and flat, for use in the current stream."""
-        self._device.record_stream(tensor)
+        self.device.record_stream(tensor)
         return tensor.detach().contiguous().view(-1)
 
     def _run_chunks(self, chunks: list[Chunk], body: Body) -> None:
         """Run ``body`` on one chunk after the other."""
-        device = self._device
+        device = self.device
         copied_in: list[Event] = []
         copied_out: list[Event] = []
         for c in range(-AHEAD, len(chunks)):
@@ -273,11 +273,11 @@ class HostStaging:
         sizes = [t[run].nbytes for t in tensors.values()]
         room = sum(-(-size // ALIGN) * ALIGN for size in sizes)
         while len(self._slots) <= slot:
-            self._slots.append(self._device.host_buffer(0))
+            self._slots.append(self.device.host_buffer(0))
         if self._slots[slot].numel() < room:
             if self._last is not None:
                 self._last.synchronize()  # the device may still use the old memory
-            self._slots[slot] = self._device.host_buffer(room)
+            self._slots[slot] = self.device.host_buffer(room)
         hosts, at = {}, 0
         for (key, tensor), size in zip(tensors.items(), sizes, strict=True):
             hosts[key] = self._slots[slot][at : at + size].view(tensor.dtype)

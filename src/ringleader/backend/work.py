@@ -21,6 +21,7 @@ from torch._C._distributed_c10d import Work as TorchWork
 from torch.futures import Future
 
 from ringleader.backend.completion_pool import CompletionPool, Task
+from ringleader.backend.device import Device, results_stream
 from ringleader.deadline import Deadline
 from ringleader.errors import DeadlineExceeded
 from ringleader.groups.work import Work
@@ -55,6 +56,7 @@ class BackendWork(TorchWork):
         *,
         add_context: AddContext,
         deliver: Callable[[], None] | None = None,
+        device: Device | None = None,
     ) -> None:
         super().__init__()
         self._parts = parts
@@ -64,6 +66,10 @@ class BackendWork(TorchWork):
         self._add_context = add_context
         self._deliver = deliver
         """Makes results available to the caller: orders its stream after our copies."""
+        self._device = device
+        """What copies the results; futures are completed in a stream of it. Completing
+        one lets its stream wait, so it should not be one in which the program computes.
+        """
         self._future: Future[Any] | None = None
 
     @classmethod
@@ -85,7 +91,15 @@ class BackendWork(TorchWork):
         parts = [part for handle in handles for part in handle._parts]
         if result is None:
             result = [tensor for handle in handles for tensor in handle._result]
-        return cls(parts, result, completions, add_context=add_context, deliver=deliver)
+        device = handles[0]._device if handles else None
+        return cls(
+            parts,
+            result,
+            completions,
+            add_context=add_context,
+            deliver=deliver,
+            device=device,
+        )
 
     # C++ calls only wait and get_future; the rest is for Python callers.
 
@@ -110,7 +124,7 @@ class BackendWork(TorchWork):
     def get_future(self) -> Future[Any]:
         """Return a future with the tensors as its value."""
         if self._future is None:
-            devices = sorted({str(t.device) for t in self._result if not t.is_cpu})
+            devices = list({t.device for t in self._result if not t.is_cpu})
             base: Future[Any] = Future(devices=devices or None)  # type: ignore[arg-type]
             if self.is_completed():
                 self._complete(base)
@@ -127,6 +141,13 @@ class BackendWork(TorchWork):
             self._completion_pool.run(lambda: self._complete(base))
 
     def _complete(self, base: Future[Any]) -> None:
+        if self._device is None:
+            self._set(base)
+            return
+        with results_stream(self._device):
+            self._set(base)
+
+    def _set(self, base: Future[Any]) -> None:
         error = self.exception()
         if error is not None:
             error = self._add_context(error)

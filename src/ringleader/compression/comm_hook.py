@@ -139,6 +139,7 @@ class Hook:
                 ours, GroupIdentity(dist.get_process_group_ranks(group))
             ),
             deliver=deliver,
+            device=self._devices.get(flat.device),
         )
         return work.get_future().then(_only)
 

@@ -22,6 +22,7 @@ from ringleader.errors import DeadlineExceeded, PeerLost
 from ringleader.groups.group import Group
 from ringleader.groups.work import DONE, Work
 from ringleader.testing.threaded_world import run_world, world
+from tests.kit.fake_accelerator import Accelerator
 
 SOON_S = 90.0
 """Limit for things that happen immediately, on a busy machine."""
@@ -138,6 +139,27 @@ def test_the_error_is_explained_with_the_first_as_its_cause(
     assert caught.value.__cause__.args == LOST.args
     with pytest.raises(RuntimeError, match=r"PeerLost: rank 1: .*by the router"):
         end(work.get_future()).value()
+
+
+def test_a_future_is_completed_in_a_stream_of_the_device(
+    completions: CompletionPool,
+) -> None:
+    device, part = Accelerator(), Work()
+    seen: list[bool] = []
+    one = BackendWork(
+        [part],
+        [torch.ones(2)],
+        completions,
+        add_context=as_it_is,
+        deliver=lambda: seen.append(device.record_event().queue is device.main),
+        device=device,
+    )
+    part.finish()
+    for work in (one, BackendWork.of_all([one], completions, add_context=as_it_is)):
+        assert torch.equal(end(work.get_future()).value()[0], torch.ones(2))
+        work.wait()
+    is_program, is_waiting = True, False
+    assert seen == 2 * [is_waiting, is_program]
 
 
 def test_the_caller_is_ordered_after_a_success_and_only_then(

@@ -21,11 +21,18 @@ from torch._C._distributed_c10d import (
     ReduceScatterOptions,
 )
 
-from ringleader.backend import device_exchange, device_memory, device_slots, staging
+from ringleader.backend import (
+    device_collectives,
+    device_exchange,
+    device_memory,
+    device_slots,
+    staging,
+)
 from ringleader.backend.device_collectives import (
     AllReduce,
     Collective,
     ReduceScatter,
+    Slot,
 )
 from ringleader.backend.device_exchange import DeviceExchange
 from ringleader.backend.device_memory import GRANT_BYTES, grant, read_grant
@@ -334,7 +341,7 @@ def test_calls_that_differ_are_reported_by_the_host() -> None:
 def test_every_element_is_in_one_piece(size: int, dtype: torch.dtype) -> None:
     """Whatever the room: slots of odd sizes, parts that are cut unevenly."""
     for count, slot_bytes in itertools.product((1, 127, 1000), (1024, 4000, 100_000)):
-        slots = [torch.zeros(slot_bytes, dtype=torch.uint8) for _ in range(size)]
+        slots = [Slot(torch.zeros(slot_bytes, dtype=torch.uint8)) for _ in range(size)]
         tensors = [(numbers(count, r) % 61).to(dtype) for r in range(size)]
         parts = [[t + q for q in range(size)] for t in tensors]
         outs = [torch.zeros(count, dtype=dtype) for _ in range(size)]
@@ -356,6 +363,22 @@ def test_every_element_is_in_one_piece(size: int, dtype: torch.dtype) -> None:
         for rank in range(size):
             assert torch.equal(sums[rank], wanted)
             assert torch.equal(outs[rank], wanted + size * rank)
+
+
+def test_a_slot_keeps_its_places_in_and_out_of_inference_mode(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(device_collectives, "MAX_PLACES", 2)
+    slot, like = Slot(torch.zeros(1024, dtype=torch.uint8)), torch.zeros(8)
+    with torch.inference_mode():
+        place = slot.place(like)
+    place.fill_(1.0)  # fails for a view that was made in inference mode
+    assert slot.place(like) is place
+    slot.place(like, 512).fill_(2.0)
+    whole = slot.place(torch.zeros(256))  # the third: the others are made again
+    assert slot.place(like) is not place
+    assert whole[:8].tolist() == [1.0] * 8
+    assert whole[8:].tolist() == [0.0] * 120 + [2.0] * 8 + [0.0] * 120
 
 
 # -- grants ------------------------------------------------------------------------
