@@ -142,13 +142,18 @@ def parse(path: Path) -> ast.Module:
 
 
 @cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(parse(path)))
+
+
+@cache
 def imports(path: Path) -> frozenset[str]:
     """Full names of all modules that a file imports, wherever it does so."""
-    return frozenset(_imports(parse(path)))
+    return frozenset(_imports(path))
 
 
-def _imports(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
+def _imports(path: Path) -> Iterator[str]:
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -269,10 +274,11 @@ def test_frameworks_stay_in_their_package() -> None:
 
 def test_types_are_decoded_where_threads_take_turns() -> None:
     def rule(path: Path) -> Iterator[str]:
-        for node in ast.walk(parse(path)):
+        if package_of(path) == "decoding":
+            return
+        for node in nodes(path):
             if (
-                package_of(path) != "decoding"
-                and isinstance(node, ast.Call)
+                isinstance(node, ast.Call)
                 and getattr(node.func, "attr", "") == "decode"
                 and any(keyword.arg == "type" for keyword in node.keywords)
             ):
@@ -286,7 +292,7 @@ def test_only_the_settings_read_the_environment() -> None:
         me = package_of(path)
         if HEIGHT[me] >= HEIGHT["cli"] or me == "settings":
             return
-        for node in ast.walk(parse(path)):
+        for node in nodes(path):
             if getattr(node, "attr", getattr(node, "id", "")) in ("environ", "getenv"):
                 yield f"line {node.lineno}"  # type: ignore[attr-defined]
 
@@ -296,7 +302,7 @@ def test_only_the_settings_read_the_environment() -> None:
 
 def test_base_classes_of_errors_are_never_raised() -> None:
     def rule(path: Path) -> Iterator[str]:
-        for node in ast.walk(parse(path)):
+        for node in nodes(path):
             if isinstance(node, ast.Call):
                 name = getattr(node.func, "id", getattr(node.func, "attr", ""))
                 if name in ("RingleaderError", "PeerError", "RunError"):
