@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import gc
 import importlib
 import itertools
 import os
@@ -30,6 +29,8 @@ from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Self, cast
+
+from tests.kit.warm_python import import_all
 
 BACKEND = "ringleader"
 BACKEND_VARIABLE = "RINGLEADER_TEST_BACKEND"
@@ -460,9 +461,7 @@ def sweep() -> None:
 def main() -> None:
     """Warm up, serve, and in every fork: live."""
     fd, *modules = sys.argv[1:]
-    for name in modules:
-        importlib.import_module(name)
-    gc.freeze()  # a collection in a rank would touch, and so copy, every page
+    import_all(modules)
     born = serve(int(fd))
     if born is not None:
         live(*born)
