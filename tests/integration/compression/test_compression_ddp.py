@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+import torch._dynamo  # in the fork server, not in every rank, in 2 s
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn

@@ -14,6 +14,7 @@ from functools import partial
 
 import pytest
 import torch
+import torch._dynamo  # in the fork server, not in every rank, in 2 s
 
 from ringleader.compression import compressor
 from ringleader.groups.group import Group
