@@ -35,6 +35,11 @@ MODULES = (
     "torch",
     "ringleader.backend.process_group",
     "ringleader.cli.main",
+    "ringleader.cli.jobs",
+    "ringleader.cli.run",
+    "ringleader.cli.run_command",
+    "ringleader.cli.status",
+    "ringleader.cli.up",
     "ringleader.cli.serve",
     "ringleader.cli.work",
     "ringleader.cli.evaluate",
@@ -49,7 +54,9 @@ MODULES = (
     "sklearn.datasets",
     "httpx2",
     "typer",
+    "typer._adapters",  # with pydantic, when it reads the first option
     "uvicorn",
+    "zeroconf",
 )
 WARM_UP_S = 500.0
 ANSWER_S = 300.0
