@@ -182,7 +182,7 @@ def test_an_example_differs_from_gloo_by_a_name_only(script: str) -> None:
 @pytest.mark.slow
 def test_the_elastic_example_trains_alone_without_a_cluster() -> None:
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / ELASTIC)],
+        [sys.executable, str(EXAMPLES / ELASTIC), "--width", "16", "--layers", "1"],
         env={k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)},
         capture_output=True,
         text=True,

@@ -31,7 +31,13 @@ def total(size: int, step: int, count: int) -> Tensor:
 
 @pytest.mark.parametrize(
     ("size", "transport"),
-    [(2, "tcp"), (2, "shm"), (3, "memory"), (4, "tcp"), (4, "shm")],
+    [
+        (2, "tcp"),
+        (2, "shm"),
+        (3, "memory"),
+        pytest.param(4, "tcp", marks=pytest.mark.slow),
+        (4, "shm"),
+    ],
 )
 def test_a_thousand_steps_with_random_delays_are_all_right(
     size: int, transport: str

@@ -74,7 +74,7 @@ def test_a_gigabyte_is_reduced_with_16_megabytes_of_scratch(
 @pytest.mark.parametrize(
     ("transport", "algorithm"),
     [
-        ("tcp", "ring"),
+        pytest.param("tcp", "ring", marks=pytest.mark.slow),
         pytest.param("tcp", "direct", marks=pytest.mark.slow),
         pytest.param("tcp", "doubling", marks=pytest.mark.slow),
         ("tcp", "halving"),

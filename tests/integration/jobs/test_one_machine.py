@@ -94,6 +94,7 @@ def screen() -> Iterator[Screen]:
     os.close(made.theirs)
 
 
+@pytest.mark.slow
 def test_rank_0_has_a_terminal_and_ctrl_c_stops_all(
     home: Path, tmp_path: Path, screen: Screen
 ) -> None:
