@@ -6,11 +6,11 @@ of the pass they are all idle and share the work: see
 docs/decisions/0023-communication-after-backward.md.
 
 Nothing may wait for the end of a pass for ever: the background thread runs what has
-been postponed for POSTPONED_S, or for half of the time that its caller allows. And the
-end of a pass may not wait for ever for a rank that does something else first: it runs
-an operation only once all ranks have issued it, and leaves it to the background thread
-after PATIENCE_S. Every rank counts the operations that it has issued, in its segment of
-the shared memory.
+been postponed for POSTPONED_S, or for half of the time that the caller of any queued
+operation allows. And the end of a pass may not wait for ever for a rank that does
+something else first: it runs an operation only once all ranks have issued it, and
+leaves it to the background thread after PATIENCE_S. Every rank counts the operations
+that it has issued, in its segment of the shared memory.
 """
 
 from __future__ import annotations
@@ -76,9 +76,10 @@ class PostponedCalls:
         if not self._until_s:
             return 0.0
         left_s = self._until_s - now_s()
-        with suppress(IndexError):  # another thread runs the last job
-            limit = queue[0].deadline
-            left_s = min(left_s, limit.left_s() - limit.after_s / 2)
+        with suppress(RuntimeError):  # another thread changes it, and wakes this one
+            for job in queue:  # those behind the first one wait for it
+                limit = job.deadline
+                left_s = min(left_s, limit.left_s() - limit.after_s / 2)
         return max(0.0, left_s)
 
     def run_issued(self, queue: deque[Job], run: Callable[[Work], None]) -> None:

@@ -226,3 +226,25 @@ def test_the_background_thread_looks_again_before_it_runs_a_job() -> None:
         runner.postponed = None
         assert runner._serve_once()
         assert len(ran) == 1
+
+
+def test_a_short_limit_ends_the_wait_of_those_before_it() -> None:
+    alone = memoryview(bytearray(8)).cast("Q")
+    postponed = PostponedCalls(alone, [])
+    weight = torch.ones(1, requires_grad=True)
+    found_s: list[float] = []
+
+    def in_backward(_: Tensor) -> None:
+        postponed.postpone(lambda: None)
+        patient, hasty = (
+            Job(lambda _: None, Deadline.after(limit_s), Work(), nests=False)
+            for limit_s in (3600.0, 0.2)
+        )
+        queues: list[list[Job]] = [[], [patient], [patient, hasty]]
+        found_s.extend(postponed.left_s(deque(queue)) for queue in queues)
+
+    weight.register_hook(in_backward)  # type: ignore[no-untyped-call]
+    weight.sum().backward()  # type: ignore[no-untyped-call]
+    nobody_s, patient_s, hasty_s = found_s
+    assert 0 <= patient_s <= nobody_s <= postponed_calls.POSTPONED_S
+    assert hasty_s <= 0.1
