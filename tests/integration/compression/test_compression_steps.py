@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -231,6 +232,7 @@ def test_an_aborted_attempt_is_repeated_from_its_input_by_fewer_ranks(
     """Invariant I13 of elastic training: residual and basis are as before the attempt,
     whichever thread ended it, and the input was not written."""
     ours = [compressor(name) for _ in range(3)]
+    through = threading.Barrier(3)
 
     def attempt(group: Group, step: int) -> Tensor:
         return attempt_out_of_place(ours[group.rank], group, step)
@@ -238,6 +240,7 @@ def test_an_aborted_attempt_is_repeated_from_its_input_by_fewer_ranks(
     def interrupted(group: Group) -> Tensors:
         mine = ours[group.rank]
         attempt(group, 0)
+        through.wait(SOON_S)  # nobody is in the first step any more
         before = mine.state_dict()
         if group.rank == 2:
             group.abort("a machine was lost")
