@@ -193,6 +193,7 @@ def compute_while_helpers_rest(group: Group, _: Ready) -> tuple[int, int]:
     assert shared is not None
     assert shared._helpers is not None
     crowded_cores.LATE_S = 0.0 if group.rank == 1 else inf
+    crowded_cores.SHORTEST_REST_S = WITHIN_S  # it is not over before they are asked
     num_rests = 0
     for num_parts in (1, 3, 3):
         shared._helpers._rest = Rest()
