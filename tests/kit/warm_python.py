@@ -54,7 +54,7 @@ MODULES = (
     "sklearn.datasets",
     "httpx2",
     "typer",
-    "typer._adapters",  # with pydantic, when it reads the first option
+    "typer._adapters",  # where it exists: with pydantic, at the first option
     "uvicorn",
     "zeroconf",
 )
@@ -220,7 +220,8 @@ def import_all(modules: Sequence[str]) -> None:
     atexit.register(spare_imports)  # before all others: it is called after them
     gc.disable()
     for name in modules:
-        importlib.import_module(name)
+        with suppress(ModuleNotFoundError):  # a program that needs it will say so
+            importlib.import_module(name)
     gc.freeze()  # no collection looks at it
     gc.enable()
     _SHARED.update(sys.modules)
