@@ -97,7 +97,7 @@ class CudaDevice:
     """A CUDA device with a stream per direction and pinned host memory.
 
     Events are those of ``torch.Event``, which are made and recorded in C++:
-    ``torch.cuda.Event`` takes three times as long.
+    ``torch.cuda.Event`` takes twice as long.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -97,7 +97,7 @@ class DeviceCall:
         for tensor in (*self._ins, *self._outs):
             if id(tensor) not in self._flat:
                 device.record_stream(tensor)
-                self._flat[id(tensor)] = flat_values(tensor)
+                self._flat[id(tensor)] = _flat_values(tensor)
         ins = [self._flat[id(tensor)] for tensor in self._ins]
         outs = [self._flat[id(tensor)] for tensor in self._outs]
         rank, op = self._rank, self._op.name
@@ -126,7 +126,7 @@ def _digest(
     return blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
 
 
-def flat_values(tensor: Tensor) -> Tensor:
+def _flat_values(tensor: Tensor) -> Tensor:
     """Return ``tensor`` as a flat one with plain values; a copy if it has to be."""
     values = tensor.detach()
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():

@@ -77,7 +77,7 @@ class PostponedCalls:
             return 0.0
         left_s = self._until_s - now_s()
         with suppress(RuntimeError):  # another thread changes it, and wakes this one
-            for job in queue:  # those behind the first one wait for it
+            for job in tuple(queue):  # those behind the first one wait for it
                 limit = job.deadline
                 left_s = min(left_s, limit.left_s() - limit.after_s / 2)
         return max(0.0, left_s)
