@@ -39,7 +39,7 @@ class MachineLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gpu_percent: Percent | None = None
     """Mean of all GPUs of NVIDIA."""
     gpu_temperature_c: Celsius | None = None
-    """Of the warmest one."""
+    """Temperature of the warmest GPU."""
 
 
 def measure_load(*, is_first: bool = False) -> MachineLoad:

@@ -53,7 +53,7 @@ class Following:
     ) -> None:
         self.state = state
         self.pace = UploadPace()
-        """Of what this member sends to newcomers."""
+        """How fast this member sends parameters and gradients to newcomers."""
         self._has_gradients = has_gradients
         """False in rounds of local steps, which have no gradients to follow."""
         self._version = version

@@ -24,7 +24,7 @@ GOAL: Final = 0.9
 INT8_SHARE: Final = 0.26
 """Bytes of an int8 gradient beside float32, scales included."""
 CODEC_SHARES: Final = {"fp16": 0.5, "bf16": 0.5, "sparseloco": 0.02}
-"""Of other codecs, beside int8, which is assumed for all that are not listed."""
+"""Bytes of a gradient beside float32 by codec; the others are taken to be int8."""
 MIN_RING_GAIN: Final = 0.05
 """What a step must gain without a machine: noise is less."""
 MAX_LARGER: Final = 8
@@ -135,7 +135,7 @@ class Traffic:
     """What a step sends."""
 
     num_bytes: int
-    """Of the gradient."""
+    """Length of the gradient."""
     codec: str | None = None
     is_rounds: bool = False
 

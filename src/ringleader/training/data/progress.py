@@ -45,7 +45,7 @@ class Progress:
     balance: Balance = field(default_factory=Balance)
     ledger: Ledger = field(default_factory=Ledger)
     stream: StreamState | None = None
-    """Of streamed data."""
+    """How far streamed data were read; None for other data."""
 
     @classmethod
     def first(cls, spec: DataSpec) -> Progress:

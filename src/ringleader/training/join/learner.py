@@ -40,7 +40,7 @@ class Learner:
         """Indices of the parameters that it lacks."""
         self.held: list[int] = []
         self.gradients: dict[int, Tensor] = {}
-        """Of the step that the optimizer takes now."""
+        """The gradients of the step that the optimizer takes now, by parameter."""
         self.groups = b""
         self._loop = asyncio.get_running_loop()
         self._backlog = 0

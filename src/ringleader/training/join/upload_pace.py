@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 SHARE: Final = 0.2
-"""Of the rate of reductions. Their time is at most 1.25 times as long with it."""
+"""Part of the rate of reductions that uploads take. It makes reductions at most 1.25
+times as long."""
 
 FIRST_RATE: Final = 24e6
 """Bytes per second before a reduction was measured: a fifth of 1 Gbit/s."""
