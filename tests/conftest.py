@@ -238,6 +238,9 @@ _SLOW = ("integration", "conformance", "contract", "torch")
 def pytest_configure(config: pytest.Config) -> None:
     """Ports are looked for in a share of one's own: between the look and the use of
     one, another worker could take it.
+
+    Each worker begins to collect at another folder: to rewrite the asserts of new files
+    takes as long as all else, and what one worker has rewritten the others only read.
     """
     given = getattr(config, "workerinput", None)
     if given is not None:
@@ -245,11 +248,24 @@ def pytest_configure(config: pytest.Config) -> None:
 
         number, count = int(given["workerid"].removeprefix("gw")), given["workercount"]
         free_ports._PORTS = free_ports._PORTS[number::count]
+        places = [place for given in config.args for place in leaves(given)]
+        first = len(places) * number // count
+        config.args = places[first:] + places[:first]
 
 
+def leaves(place: str) -> list[str]:
+    """The folders without folders in a place, and files beside folders; else itself."""
+    inner = sorted(p for p in Path(place).glob("*/") if any(p.rglob("test_*.py")))
+    if not inner:
+        return [place]
+    beside = map(str, sorted(Path(place).glob("test_*.py")))
+    return [*beside, *(leaf for folder in inner for leaf in leaves(str(folder)))]
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
-) -> None:
+) -> Generator[None]:
     """Deal the folders with slow tests to the workers of xdist, who begin with them.
 
     A worker takes an equal share of all tests, in order, and steals from the end of
@@ -257,6 +273,9 @@ def pytest_collection_modifyitems(
     prepared once; and at the end, when one worker waits for the last, tests are short.
     """
     num_workers = getattr(config, "workerinput", {}).get("workercount", 1)
+    if num_workers > 1:  # and each found them in another order
+        items.sort(key=lambda item: str(item.path))
+    yield
     if num_workers > 1:
         items[:] = deal(items, num_workers)
 
