@@ -35,6 +35,7 @@ MODULES = (
     "torch",
     "ringleader.backend.process_group",
     "ringleader.cli.main",
+    "ringleader.cli.doctor",
     "ringleader.cli.jobs",
     "ringleader.cli.run",
     "ringleader.cli.run_command",
@@ -47,6 +48,7 @@ MODULES = (
     "ringleader.paramserver.server.http.http_server",
     "ringleader.paramserver.server.run",
     "ringleader.paramserver.worker.worker",
+    "ringleader.node.agent.process",
     "ringleader.node.launch.elastic_agent",
     "torch._dynamo",  # the first step of any optimizer imports it, in 2 s
     "torch.distributed.run",
@@ -129,10 +131,12 @@ class WarmProcess:
 
 
 class WarmPython:
-    """The warm interpreter; use it as a context."""
+    """The warm interpreter; use it as a context, and from any thread."""
 
     def __init__(self, modules: Sequence[str] = MODULES) -> None:
         self._modules = modules
+        self._turn = threading.Lock()
+        """Of the thread that has asked and waits for the answer."""
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._pipe: Connection | None = None
@@ -171,18 +175,21 @@ class WarmPython:
         chosen = dict(os.environ if env is None else env)
         program = Program(words, chosen, os.getcwd(), namespace)
         output, theirs = os.pipe()
-        socket.send_fds(self._socket, [b"F"], [theirs])
-        os.close(theirs)
-        self._pipe.send(program)
-        return WarmProcess(self, self._answer(ANSWER_S), output)
+        with self._turn:
+            socket.send_fds(self._socket, [b"F"], [theirs])
+            os.close(theirs)
+            self._pipe.send(program)
+            pid = self._answer(ANSWER_S)
+        return WarmProcess(self, pid, output)
 
     def reap(self, pid: int) -> int:
         """The exit status of a program that has ended."""
         assert self._pipe is not None
         assert self._socket is not None
-        self._socket.send(b"R")
-        self._pipe.send(pid)
-        return self._answer(ANSWER_S)
+        with self._turn:
+            self._socket.send(b"R")
+            self._pipe.send(pid)
+            return self._answer(ANSWER_S)
 
     def _answer(self, within_s: float) -> int:
         assert self._pipe is not None

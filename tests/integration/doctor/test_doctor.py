@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -28,12 +28,21 @@ from ringleader.node.protocol.hello import PROTOCOL
 from ringleader.simulation.lan import VirtualHost, VirtualLan, can_make_faults, lan
 from ringleader.simulation.lan.switch import RECEIVED
 from tests.kit.patient_doctor import SECONDS
+from tests.kit.warm_python import WarmProcess, WarmPython
 
 IS_POSSIBLE, REASON = can_make_faults()
 pytestmark = pytest.mark.skipif(not IS_POSSIBLE, reason=f"no faults here: {REASON}")
 
-NODE = ["-m", "tests.kit.doctor_peer"]
-DOCTOR = (sys.executable, "-m", "tests.kit.patient_doctor", "doctor")
+NODE = ("-m", "tests.kit.doctor_peer")
+DOCTOR = "from tests.kit.patient_doctor import main; main()"
+FEW_DESCRIPTORS = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (48, 48))
+"""
+LITTLE_MEMORY = """
+import subprocess
+subprocess.run("mount -t tmpfs -o size=8m none /dev/shm".split(), check=True)
+"""
 AT_ONCE = 6
 """Doctors mostly wait for the network; more would compete for the two cores."""
 
@@ -79,52 +88,59 @@ class Homes:
         return str(path)
 
 
-def start(
-    host: VirtualHost, argv: Sequence[str], stack: ExitStack
-) -> subprocess.Popen[str]:
-    """Start a program that prints a line when it is ready; see ``wait_for``."""
-    process = host.popen([sys.executable, *argv], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    stack.callback(process.stdout.close)
-    return process
-
-
-def start_node(
-    host: VirtualHost, home: str, stack: ExitStack, *odd: str
-) -> subprocess.Popen[str]:
-    """Start a real agent with the name of its home."""
-    return start(host, [*NODE, home, Path(home).name, str(PORT), *odd], stack)
-
-
-def wait_for(*processes: subprocess.Popen[str]) -> None:
+def wait_for(*processes: WarmProcess) -> None:
     for process in processes:
-        assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
 
 
-def ask_doctor(
-    host: VirtualHost, home: str, *args: str, before: str = ""
-) -> subprocess.CompletedProcess[str]:
-    """Run the real command; the shell runs ``before`` first."""
-    argv = ["sh", "-c", f'{before} exec "$@"', "sh", *DOCTOR, *args]
-    return subprocess.run(
-        host.command(argv),
-        env={**os.environ, "RINGLEADER_HOME": home},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=400,
-    )
+@dataclass(frozen=True, slots=True)
+class Practice:
+    """Nodes and doctors on the hosts of a LAN: forks of a warm interpreter."""
+
+    python: WarmPython
+    stack: ExitStack
+    """Ends what was started."""
+
+    def start(self, host: VirtualHost, *argv: str) -> WarmProcess:
+        """Start a program that prints a line when it is ready; see ``wait_for``."""
+        process = self.python.popen(*argv, namespace=host.name)
+        self.stack.callback(process.communicate)
+        self.stack.callback(process.kill)
+        return process
+
+    def start_node(self, host: VirtualHost, home: str, *odd: str) -> WarmProcess:
+        """Start a real agent with the name of its home."""
+        return self.start(host, *NODE, home, Path(home).name, str(PORT), *odd)
+
+    def ask_doctor(
+        self, host: VirtualHost, home: str, *args: str, before: str = ""
+    ) -> tuple[str, int]:
+        """Run the real command, after ``before``: what it says, and its status."""
+        env = {**os.environ, "RINGLEADER_HOME": home}
+        argv = ("-c", before + DOCTOR, "doctor", *args)
+        process = self.python.popen(*argv, env=env, namespace=host.name)
+        return process.communicate(timeout=400)[0], process.wait()
+
+    def examine(
+        self, host: VirtualHost, home: str, *args: str, before: str = ""
+    ) -> Report:
+        """Run the doctor on a host and return its report: all that it says."""
+        said, status = self.ask_doctor(host, home, "--json", *args, before=before)
+        assert said.startswith("{"), said
+        report: Report = json.loads(said)
+        assert status == bool(report["findings"])
+        assert report["took_s"] < LIMIT_S
+        return report
+
+    def findings_of(self, host: VirtualHost, home: str) -> dict[str, str]:
+        """Return code -> text."""
+        return {f["code"]: f["text"] for f in self.examine(host, home)["findings"]}
 
 
-def examine(host: VirtualHost, home: str, *args: str, before: str = "") -> Report:
-    """Run the doctor on a host and return its report."""
-    done = ask_doctor(host, home, "--json", *args, before=before)
-    assert not done.stderr, done.stderr
-    report: Report = json.loads(done.stdout)
-    assert done.returncode == bool(report["findings"])
-    assert report["took_s"] < LIMIT_S
-    return report
+@pytest.fixture
+def practice(warm_python: WarmPython) -> Iterator[Practice]:
+    with ExitStack() as stack:
+        yield Practice(warm_python, stack)
 
 
 def line(report: Report, name: str) -> str:
@@ -135,28 +151,28 @@ def line(report: Report, name: str) -> str:
 # -- health ----------------------------------------------------------------------------
 
 
-def test_a_healthy_lan_gives_no_finding(tmp_path: Path) -> None:
+def test_a_healthy_lan_gives_no_finding(tmp_path: Path, practice: Practice) -> None:
     homes = Homes(tmp_path)
-    with lan(hosts=3, rate="1gbit") as net, ExitStack() as stack:
+    with lan(hosts=3, rate="1gbit") as net:
         tin, bob, cat = net.hosts
-        alone = examine(tin, homes.get("tin"))
+        alone = practice.examine(tin, homes.get("tin"))
         assert alone["findings"] == []
         assert "no other node found" in line(alone, "nodes")
 
         others = [(bob, homes.get("bob")), (cat, homes.get("cat"))]
-        wait_for(*[start_node(host, home, stack) for host, home in others])
-        without_agent = examine(tin, homes.get("tin"))
-        wait_for(start_node(tin, homes.get("tin"), stack))
+        wait_for(*[practice.start_node(host, home) for host, home in others])
+        without_agent = practice.examine(tin, homes.get("tin"))
+        wait_for(practice.start_node(tin, homes.get("tin")))
         args = ("--port", str(PORT), "--peer", f"{bob.address}:{PORT}")
-        with_agent = examine(tin, homes.get("tin"), *args)
+        with_agent = practice.examine(tin, homes.get("tin"), *args)
         for report in (without_agent, with_agent):
             assert report["findings"] == []
             assert "bob" in line(report, "nodes")
             assert "cat" in line(report, "nodes")
-        shown = ask_doctor(tin, homes.get("tin"))
-        assert shown.returncode == 0
-        assert "nothing is wrong" in shown.stdout
-        assert "Mbit/s" in shown.stdout
+        shown, status = practice.ask_doctor(tin, homes.get("tin"))
+        assert status == 0
+        assert "nothing is wrong" in shown
+        assert "Mbit/s" in shown
 
 
 # An agent whose job waits for another machine.
@@ -176,47 +192,46 @@ with AgentProcess.start(AgentConfig(home=home, name=name, port=int(port))) as ag
 """
 
 
-def findings_of(host: VirtualHost, home: str) -> dict[str, str]:
-    """Return code -> text."""
-    return {f["code"]: f["text"] for f in examine(host, home)["findings"]}
-
-
 @pytest.mark.slow
 def test_dead_multicast_and_a_dead_member_are_not_called_healthy(
-    tmp_path: Path,
+    tmp_path: Path, practice: Practice
 ) -> None:
     homes = Homes(tmp_path)
-    with lan(hosts=2, rate="1gbit") as net, ExitStack() as stack:
+    with lan(hosts=2, rate="1gbit") as net:
         for index in range(2):
             net.no_multicast(index)
-        alone = ask_doctor(net.hosts[0], homes.get("tin"))
-        assert alone.returncode == 0
-        assert "the network is not tested" in " ".join(alone.stdout.split())
+        alone, status = practice.ask_doctor(net.hosts[0], homes.get("tin"))
+        assert status == 0
+        assert "the network is not tested" in " ".join(alone.split())
         nodes = []
         for host, name in zip(net.hosts, ("tin", "bob"), strict=True):
-            argv = ["-c", WAIT, homes.get(name), name, str(PORT)]
-            nodes.append(start(host, argv, stack))
+            argv = ("-c", WAIT, homes.get(name), name, str(PORT))
+            nodes.append(practice.start(host, *argv))
         wait_for(*nodes)
-        apart = examine(net.hosts[0], homes.get("tin"))
-        assert [f["code"] for f in apart["findings"]] == ["no_other_node"]
-        assert "Job night on tin waits" in apart["findings"][0]["text"]
+        deadline = Deadline.after(200)
+        while not (apart := practice.findings_of(net.hosts[0], homes.get("tin"))):
+            assert not deadline.is_over()  # before, no job waits
+        assert "Job night on tin waits" in apart.pop("no_other_node")
+        assert apart == {}
 
         for index in range(2):
             net.mend(index)
         wait_for(*nodes)  # the round has begun
         net.cut(1)
         deadline = Deadline.after(200)
-        while "lost_node" not in (codes := findings_of(net.hosts[0], homes.get("tin"))):
+        while "lost_node" not in (
+            codes := practice.findings_of(net.hosts[0], homes.get("tin"))
+        ):
             assert not deadline.is_over(), codes  # before, its port is silent
         assert "lost bob" in codes.pop("lost_node")
         assert codes == {}
 
 
-def test_an_invalid_peer_address_is_refused_at_once() -> None:
-    argv = [*DOCTOR, "--peer", "bob:x"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "host:port" in done.stderr
+def test_an_invalid_peer_address_is_refused_at_once(warm_python: WarmPython) -> None:
+    process = warm_python.popen("-c", DOCTOR, "doctor", "--peer", "bob:x")
+    said, _ = process.communicate()
+    assert process.returncode == 2
+    assert "host:port" in said
 
 
 def test_the_doctor_does_not_wait_for_torch() -> None:
@@ -242,7 +257,9 @@ NODES: dict[str, tuple[str, ...]] = {
 
 @pytest.fixture(scope="module")
 def reports(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    warm_python: WarmPython,
 ) -> dict[str, Future[Report]]:
     """Return the doctor's report of each problem that a selected test needs."""
     params = [getattr(item, "callspec", None) for item in request.session.items]
@@ -250,18 +267,19 @@ def reports(
     homes = Homes(tmp_path_factory.mktemp("homes"))
     names = NAMES.split()
     with lan(hosts=len(names), rate="1gbit") as net, ExitStack() as stack:
+        practice = Practice(warm_python, stack)
         hosts = dict(zip(names, net.hosts, strict=True))
         make_trouble(net, hosts)
-        nodes = [start_node(hosts["bob"], homes.get("bob"), stack)]
+        nodes = [practice.start_node(hosts["bob"], homes.get("bob"))]
         nodes += [
-            start_node(hosts[name], homes.get(name, name), stack, *odd)
+            practice.start_node(hosts[name], homes.get(name, name), *odd)
             for name, odd in NODES.items()
             if name in cases or (name == "six" and "four" in cases)
         ]
-        wait_for(start(hosts["taken"], ["-c", HOLD_PORTS], stack), *nodes)
+        wait_for(practice.start(hosts["taken"], "-c", HOLD_PORTS), *nodes)
         with ThreadPoolExecutor(AT_ONCE) as pool:
             return {
-                case: pool.submit(examine, *args, **options)
+                case: pool.submit(practice.examine, *args, **options)
                 for case, (*args, options) in examinations(hosts, homes).items()
                 if case in cases
             }
@@ -292,7 +310,6 @@ def examinations(hosts: dict[str, VirtualHost], homes: Homes) -> dict[str, list[
     six = f"[{hosts['six'].address6}]:{PORT}"
     here = homes.get("tin")
     lost = homes.get("lost", "lost")
-    small = "mount -t tmpfs -o size=8m none /dev/shm &&"
     return {
         "apart": [hosts["apart"], here, {}],
         "mtu": [tin, homes.get("tin-mtu", "mtu"), {}],
@@ -307,8 +324,8 @@ def examinations(hosts: dict[str, VirtualHost], homes: Homes) -> dict[str, list[
         "copied": [tin, homes.copy("bob"), {}],
         "two": [hosts["two"], here, {}],
         "four": [hosts["four"], homes.get("4", "six"), "--peer", six, {}],
-        "descriptors": [tin, here, {"before": "ulimit -n 48;"}],
-        "shm": [tin, here, {"before": small}],
+        "descriptors": [tin, here, {"before": FEW_DESCRIPTORS}],
+        "shm": [tin, here, {"before": LITTLE_MEMORY}],
         "vpn": [hosts["vpn"], here, {}],
         "taken": [hosts["taken"], here, "--port", "7007", "--peer", bob, {}],
         "stranger": [tin, str(homes.folder / "empty"), {}],
