@@ -222,11 +222,12 @@ def fork_server() -> Iterator[ForkServer]:
 
 
 @pytest.fixture(scope="session")
-def warm_python() -> Iterator[WarmPython]:
-    """Forks programs that a user would start; it has imported torch."""
+def warm_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPython]:
+    """Forks programs that a user would start; one for all workers imports torch."""
     from tests.kit.warm_python import WarmPython
 
-    with WarmPython() as warm:
+    folder = tmp_path_factory.getbasetemp()
+    with WarmPython((folder.parent if _IS_WORKER else folder) / "python") as warm:
         yield warm
 
 

@@ -5,7 +5,11 @@ warm interpreter has imported torch and the commands, runs no thread, and forks 
 request. Each program gets its own arguments, environment, streams and, on request,
 network namespace. A script ends as any Python process does, but for ``spare_imports``,
 and a command as ``leave`` says: to clear all that was imported takes half a second of a
-core. When the test process dies, the warm interpreter kills all programs and ends.
+core.
+
+Test processes that run at once share what was imported: the first of them starts the
+interpreter, which forks one for each test process that connects, and ends with the
+first. When a test process dies, its own interpreter kills all its programs and ends.
 """
 
 from __future__ import annotations
@@ -133,34 +137,71 @@ class WarmProcess:
 class WarmPython:
     """The warm interpreter; use it as a context, and from any thread."""
 
-    def __init__(self, modules: Sequence[str] = MODULES) -> None:
+    def __init__(self, meeting: Path, modules: Sequence[str] = MODULES) -> None:
+        """``meeting``: the path of a socket where test processes find it."""
+        self._meeting = meeting
         self._modules = modules
         self._turn = threading.Lock()
         """Of the thread that has asked and waits for the answer."""
-        self._process: subprocess.Popen[bytes] | None = None
+        self._first: subprocess.Popen[bytes] | None = None
+        """The interpreter that this test process has started for all."""
+        self._life: socket.socket | None = None
+        """Its end tells that interpreter to end."""
         self._socket: socket.socket | None = None
         self._pipe: Connection | None = None
 
     def __enter__(self) -> Self:
-        ours, theirs = socket.socketpair()
+        if not self._connect():
+            self._start()
+            assert self._connect(), "the warm interpreter has died"
+        return self
+
+    def _connect(self) -> bool:
+        """Return whether an interpreter answers at the meeting."""
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            sock.connect(str(self._meeting))
+        except OSError:
+            sock.close()
+            return False
+        self._socket = sock
+        self._pipe = Connection(os.dup(sock.fileno()))
+        if not self._pipe.poll(WARM_UP_S):
+            raise AssertionError("the warm interpreter does not answer")
+        try:
+            self._pipe.recv()
+        except (EOFError, OSError):  # it has just ended with its test process
+            self._pipe.close()
+            sock.close()
+            return False
+        return True
+
+    def _start(self) -> None:
+        self._life, theirs = socket.socketpair()
         code = f"from {__name__} import main; main()"
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", code, str(theirs.fileno()), *self._modules],
-                pass_fds=[theirs.fileno()],
+        mine = self._meeting.with_suffix(f".{os.getpid()}")
+        with theirs, socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(mine))
+            listener.listen()
+            mine.replace(self._meeting)  # who finds it there finds it listening
+            fds = (theirs.fileno(), listener.fileno())
+            self._first = subprocess.Popen(
+                [sys.executable, "-c", code, *map(str, fds), *self._modules],
+                pass_fds=fds,
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **ENV},
             )
-        self._socket = ours
-        self._pipe = Connection(os.dup(ours.fileno()))
-        self._answer(WARM_UP_S)
-        return self
 
     def __exit__(self, *_: object) -> None:
-        if self._pipe and self._socket and self._process:
+        if self._pipe and self._socket:
+            self._socket.shutdown(socket.SHUT_WR)
+            self._pipe.poll(ANSWER_S)  # until it has ended
             self._pipe.close()
             self._socket.close()
-            self._process.wait(ANSWER_S)
+        if self._first and self._life:
+            self._meeting.unlink(missing_ok=True)
+            self._life.close()
+            self._first.wait(ANSWER_S)
 
     def popen(
         self,
@@ -205,14 +246,15 @@ class WarmPython:
 
 
 def main() -> None:
-    """Import, fork on request, and in every fork: run the program."""
-    fd, *modules = sys.argv[1:]
+    """Import, fork one of us per test process, in that one on request, and run."""
+    life, listener, *modules = sys.argv[1:]
     import_all(modules)
     threads = os.listdir("/proc/self/task")
     assert len(threads) == 1, f"{len(threads)} threads: all but one would be lost"
-    born = serve(int(fd))
+    sock = multiply(int(life), int(listener))
+    born = serve(sock) if sock else None
     if born is None:
-        return
+        os._exit(0)
     me = os.getpid()
     try:
         run(*born)
@@ -220,6 +262,20 @@ def main() -> None:
         if os.getpid() == me and isinstance(exc.code, int | None):
             leave(exc.code or 0)
         raise  # also workers, which are forks of a command
+
+
+def multiply(life: int, listener: int) -> socket.socket | None:
+    """Fork per connection; returns it in every fork, and nothing in the parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the test process decides
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks end with their test process
+    with socket.socket(fileno=life), socket.socket(fileno=listener) as door:
+        while life not in select.select([life, listener], [], [])[0]:
+            sock, _ = door.accept()
+            if os.fork() == 0:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                return sock
+            sock.close()
+    return None
 
 
 def import_all(modules: Sequence[str]) -> None:
@@ -255,10 +311,9 @@ def spare_imports() -> None:
             sys.modules.pop(name, None)
 
 
-def serve(fd: int) -> tuple[Program, int] | None:
+def serve(sock: socket.socket) -> tuple[Program, int] | None:
     """Fork and reap as told; returns in every fork, and at the end in the parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the test process decides
-    sock, pipe = socket.socket(fileno=fd), Connection(os.dup(fd))
+    pipe = Connection(os.dup(sock.fileno()))
     children: set[int] = set()
     pipe.send(0)
     while True:
