@@ -7,12 +7,18 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-DRIVER = "tests.conformance.driver"
+from tests.kit.warm_python import WarmPython
+
+DRIVER = """
+import os, sys
+os.setsid()
+from tests.conformance.driver import main
+sys.exit(main())
+"""
 
 PASSED_AT_LEAST = 124
 """Number of 285 tests at three ranks; the others need CUDA, more ranks, or are disabled
@@ -29,7 +35,7 @@ JOBS = 2
 """Tests at once: one waits for a timeout or for its store while the other works."""
 
 START_S = 150.0
-"""Time for the driver beside its tests: importing torch on a busy machine."""
+"""Time for the driver beside its tests: importing them on a busy machine."""
 
 SPAWNED = "DistributedDataParallelCPU"
 """One, because every rank of a spawned test imports torch and its tests: 5 s each."""
@@ -48,28 +54,31 @@ ON_FOUR_RANKS = (
 
 
 def outcomes(
-    folder: Path, *, world_size: int, start: str, names: str, within_s: float
+    python: WarmPython,
+    folder: Path,
+    *,
+    world_size: int,
+    start: str,
+    names: str,
+    within_s: float,
 ) -> list[dict[str, str]]:
     """Run the driver and return its report; kill it and its ranks if it hangs."""
-    report, printed = folder / "outcomes.json", folder / "printed"
-    command = [sys.executable, "-m", DRIVER, "--world-size", str(world_size)]
+    report = folder / "outcomes.json"
     limit_s = LIMIT_S if start == "fork" else SPAWN_LIMIT_S
-    command += ["--start", start, "-k", names, "--limit", str(limit_s)]
-    command += ["--within", str(within_s), "--json", str(report)]
-    command += ["--logs", str(folder / "logs"), "--jobs", str(JOBS)]
-    with printed.open("wb") as file:
-        process = subprocess.Popen(
-            command, cwd=folder, stdout=file, stderr=file, start_new_session=True
-        )
+    options = ["--start", start, "-k", names, "--limit", str(limit_s)]
+    options += ["--within", str(within_s), "--json", str(report)]
+    options += ["--logs", str(folder / "logs"), "--jobs", str(JOBS)]
+    process = python.popen("-c", DRIVER, "--world-size", str(world_size), *options)
     try:
-        process.wait(within_s + START_S)
-    except subprocess.TimeoutExpired:
-        pytest.fail(f"the driver has not ended:\n{printed.read_text()}")
+        said, _ = process.communicate(within_s + START_S)
+    except subprocess.TimeoutExpired as exc:
+        pytest.fail(f"the driver has not ended:\n{exc.stdout!r}")
     finally:
+        process.kill()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    assert report.exists(), printed.read_text()
+        process.communicate()
+    assert report.exists(), said
     found: list[dict[str, str]] = json.loads(report.read_text())
     return found
 
@@ -83,9 +92,13 @@ def assert_passed(found: list[dict[str, str]], at_least: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1700)
-def test_the_whole_suite_passes_on_three_ranks(tmp_path: Path) -> None:
+def test_the_whole_suite_passes_on_three_ranks(
+    tmp_path: Path, warm_python: WarmPython
+) -> None:
     """It takes a minute beside three other workers on two cores."""
-    found = outcomes(tmp_path, world_size=3, start="fork", names="", within_s=1500)
+    found = outcomes(
+        warm_python, tmp_path, world_size=3, start="fork", names="", within_s=1500
+    )
     assert_passed(found, PASSED_AT_LEAST)
 
 
@@ -98,9 +111,10 @@ def test_the_whole_suite_passes_on_three_ranks(tmp_path: Path) -> None:
     ],
 )
 def test_a_selection_passes_in_other_worlds(
-    tmp_path: Path, world_size: int, start: str, names: str
+    tmp_path: Path, warm_python: WarmPython, world_size: int, start: str, names: str
 ) -> None:
     found = outcomes(
+        warm_python,
         tmp_path,
         world_size=world_size,
         start=start,
