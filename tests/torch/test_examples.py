@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from tests.kit.scenario_worlds import ScenarioCall, ScenarioServer, one_shot
+from tests.kit.warm_python import WarmPython
 
 HERE = Path(__file__).parent
 
@@ -180,13 +181,12 @@ def test_an_example_differs_from_gloo_by_a_name_only(script: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_elastic_example_trains_alone_without_a_cluster() -> None:
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / ELASTIC), "--width", "16", "--layers", "1"],
-        env={k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)},
-        capture_output=True,
-        text=True,
-        timeout=WITHIN_S,
-        check=True,
-    )
-    assert "finished after 18 steps" in done.stdout
+def test_the_elastic_example_trains_alone_without_a_cluster(
+    warm_python: WarmPython,
+) -> None:
+    env = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
+    words = (EXAMPLES / ELASTIC, "--width", "16", "--layers", "1")
+    process = warm_python.popen(*words, env=env)
+    said, _ = process.communicate(timeout=WITHIN_S)
+    assert process.returncode == 0, said
+    assert "finished after 18 steps" in said

@@ -28,6 +28,7 @@ SCHEMES = {2: "file", 3: "tcp", 4: "env"}
 """Rendezvous of the world of each size."""
 
 SIZES = {
+    "ddp_compiled": (3,),
     "hsdp": (2, 3, 4),
     "fsdp2_with_tensor_parallel": (4,),
     "dtensor_on_a_2d_mesh": (2, 3, 4),
@@ -47,8 +48,8 @@ SIZES = {
     "parallel_tensor": (2, 3),
     "parallel_two_dimensions": (4,),
 }
-"""Sizes of scenarios that need, or gain from, four ranks; others run on 2 and 3,
-those of ``parallelize`` on 3."""
+"""Sizes of scenarios that need, or gain from, four ranks, or take long; others run on 2
+and 3, those of ``parallelize`` on 3."""
 
 GLOO_CANNOT = {
     "checkpoint_async_save": "Gloo: aborts if a save and the training share a group",

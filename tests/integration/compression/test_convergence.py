@@ -60,7 +60,7 @@ Run = tuple[list[float], bytes]
 
 def make_task(name: str) -> Task:
     if name == "digits":
-        return replace(digits(), steps=300)
+        return replace(digits(), steps=200)
     return characters(width=16, layers=1, context=16).shortened(200)
 
 

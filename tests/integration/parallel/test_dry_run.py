@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from ringleader.testing.node_process import make_home
+from tests.kit.warm_python import WarmPython
 
 SCRIPT = """
 import torch
@@ -33,24 +32,20 @@ print("trained", flush=True)
 
 
 @pytest.mark.slow
-def test_a_dry_run_prints_the_plan_and_ends_with_success(tmp_path: Path) -> None:
+def test_a_dry_run_prints_the_plan_and_ends_with_success(
+    tmp_path: Path, warm_python: WarmPython
+) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     home = make_home(tmp_path / "home", os.urandom(32))
-    run = [sys.executable, "-m", "ringleader.cli.main", "run", "--nodes", "1"]
-    done = subprocess.run(
-        [*run, "--nproc-per-node", "2", "--dry-run", str(script)],
-        env={**os.environ, "RINGLEADER_HOME": str(home), "RINGLEADER_NAME": "desk"},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert (
-        "pipeline of 5 layers over 2 ranks; 1f1b, 3 micro-batches of 4" in done.stdout
-    )
-    assert done.stdout.count("desk") == 2
-    assert "Predicted:" in done.stdout
-    assert done.stdout.rstrip().endswith("a dry run; nothing was trained")
-    assert "Traceback" not in done.stderr
+    run = ("-m", "ringleader.cli.main", "run", "--nodes", "1", "--nproc-per-node", "2")
+    env = {**os.environ, "RINGLEADER_HOME": str(home), "RINGLEADER_NAME": "desk"}
+    process = warm_python.popen(*run, "--dry-run", script, env=env)
+    said, _ = process.communicate(timeout=400)
+    assert process.returncode == 0, said
+    plan = said[said.index("pipeline of 5 layers") :]
+    assert plan.startswith("pipeline of 5 layers over 2 ranks; 1f1b, 3 micro-batches")
+    assert plan.count("desk") == 2
+    assert "Predicted:" in plan
+    assert plan.rstrip().endswith("a dry run; nothing was trained")
+    assert "Traceback" not in said

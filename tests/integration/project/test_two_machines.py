@@ -124,6 +124,7 @@ def _up(net: VirtualLan, made: Pair) -> Iterator[Pair]:
         until_s = time.monotonic() + LIMIT_S
         while len(made.rows()) < 2:
             assert time.monotonic() < until_s
+            time.sleep(0.5)  # it asks by a command
         yield made
     finally:
         for index in range(2):
