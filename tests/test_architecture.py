@@ -7,9 +7,12 @@ checkers count like all others. The layers are a table in tests/kit/layers.py.
 from __future__ import annotations
 
 import ast
+import gc
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
+
+import pytest
 
 from tests.kit.architecture_map import PAGE, with_map
 from tests.kit.layers import HEIGHT, PACKAGES, Plane, room_heights
@@ -134,6 +137,16 @@ def relative(path: Path) -> str:
 
 
 NAMES = {dotted(path): path for path in MODULES}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def collect_no_garbage() -> Iterator[None]:
+    """To look for some among all that is parsed takes longer than to parse it."""
+    gc.disable()
+    yield
+    for known in (parse, nodes):
+        known.cache_clear()
+    gc.enable()
 
 
 @cache

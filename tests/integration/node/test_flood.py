@@ -25,7 +25,7 @@ pytestmark = [
         sys.platform != "linux", reason="needs the addresses of 127.0.0.0/8"
     ),
 ]
-FLOOD_S = 2.0
+FLOOD_S = 1.0
 ANSWERS = 5
 """Requests that the agent must answer while the flood lasts."""
 MIB = 1 << 20

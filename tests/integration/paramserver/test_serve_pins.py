@@ -1,4 +1,4 @@
-"""PINs: ten thousand guesses that nobody else notices, and one PIN that is enough.
+"""PINs: thousands of guesses that nobody else notices, and one PIN that is enough.
 
 Where the server's certificate is its own, the PIN must vouch for it.
 """
@@ -70,10 +70,11 @@ class Guesser(threading.Thread):
 
 
 @pytest.mark.slow
-def test_ten_thousand_guesses_stop_at_the_budget_and_nobody_else_notices(
+def test_thousands_of_guesses_stop_at_the_budget_and_nobody_else_notices(
     tmp_path: Path,
 ) -> None:
-    pins = [f"{guess:04d}" for guess in range(10_000)]
+    """The right one is among them. Of all ten thousand, the budget has a unit test."""
+    pins = [f"{guess:04d}" for guess in range(8_000, 10_000)]
     with (
         server(tmp_path, rounds=10_000, pin="9876") as served,
         served.clients(1) as (anna,),
