@@ -9,7 +9,8 @@ SGD. The same step is also timed without communication: DDP with a hook that sen
 nothing, and FSDP2 on torch's "fake" backend, which only copies. What the backend adds
 is the difference, round by round. ``--barrier`` also times DDP's step with nothing but
 a barrier after the backward pass: what any backend adds, because ranks wait for the
-slowest and need the memory all at once. ``--ranks 2x8`` means 2 ranks with 8 compute
+slowest and need the memory all at once. ``--unshared`` also times our DDP with buckets
+outside of shared memory. ``--ranks 2x8`` means 2 ranks with 8 compute
 threads each. With ``--device cuda`` all ranks are processes on one GPU. Both backends
 exist for the whole run and take turns; a time is the median over the rounds, with the
 quartiles beside it; one round is a batch of steps on the slowest rank. The gradients of
@@ -116,7 +117,8 @@ def make_step(
 
 
 def ddp(seat: Seat, _: int, *, length: int, kind: str) -> Task:
-    """DistributedDataParallel with its defaults; only a "step" sends anything."""
+    """DDP with its defaults; only a "step", or an "unshared" one, sends anything."""
+    os.environ["RINGLEADER_SHARED_BUCKETS"] = "0" if kind == "unshared" else "1"
     model = nn.parallel.DistributedDataParallel(make_model().to(seat.device))
     batch = make_batch(seat.rank, length).to(seat.device)
 
@@ -133,7 +135,7 @@ def ddp(seat: Seat, _: int, *, length: int, kind: str) -> Task:
             if error > 1e-4 * wanted.grad.abs().max().item() + 1e-7:
                 raise ArithmeticError(f"a gradient is off by {error:g}")
 
-    if kind == "step":
+    if kind in ("step", "unshared"):
         return Task(check, make_step(seat, model, batch))
     # A lambda: torch checks annotations, which are strings in this module.
     model.register_comm_hook(None, lambda _, bucket: _done(bucket.buffer()))
@@ -177,7 +179,8 @@ def fsdp(seat: Seat, _: int, *, length: int, kind: str) -> Task:
 
 STRATEGIES: dict[str, MakeTask] = {"DDP": ddp, "FSDP2": fsdp}
 Rounds = dict[str, list[float]]
-"""Seconds of each round: "step", "silent" and their difference, "added"; "barrier"."""
+"""Seconds of each round: "step", "silent" and their difference, "added"; "barrier" and
+"unshared"."""
 
 
 def measure(
@@ -185,12 +188,14 @@ def measure(
 ) -> dict[str, Rounds]:
     """Time a step with and without communication in all groups, in turns."""
     rounds: dict[str, Rounds] = {}
-    names = ["silent", "step"]
-    if options.barrier and task is ddp:
-        names.insert(1, "barrier")
+    more = ["barrier"] if options.barrier and task is ddp else []
+    kinds = {group.title: ["silent", *more, "step"] for group in groups}
+    if options.unshared and task is ddp:
+        kinds[OURS].append("unshared")
     steps = 1
     for group in groups:
         group.forget()
+        names = kinds[group.title]
         for name in names:
             made = partial(task, length=options.length, kind=name)
             group.prepare(name, made)
@@ -199,7 +204,7 @@ def measure(
         steps = max(steps, min(20, round(options.batch_s / group.time("silent", 2))))
     for number in range(options.rounds):
         for group in in_turns(groups, number):
-            found = rounds[group.title]
+            found, names = rounds[group.title], kinds[group.title]
             for name in names[:: -1 if number % 2 else 1]:
                 found[name].append(group.time(name, steps))
             found["added"].append(found["step"][-1] - found["silent"][-1])
@@ -239,9 +244,10 @@ def show(title: str, rounds: dict[str, Rounds]) -> None:
         f"{title:12} step {faster:.2f}x faster than Gloo; ours adds {share:.2f} of it"
     )
     for backend, found in medians.items():
-        if "barrier" in found:
-            added = in_words(found["barrier"] - found["silent"])
-            print(f"{title:12} {backend:10} a barrier alone adds {added}")
+        for name, what in (("barrier", "a barrier alone"), ("unshared", "unshared")):
+            if name in found:
+                added = in_words(found[name] - found["silent"])
+                print(f"{title:12} {backend:10} {what} adds {added}")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -256,6 +262,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     made.add_argument("--batch-s", type=float, default=0.5, help="a round takes this")
     made.add_argument("-k", default="", metavar="REGEX", help="DDP or FSDP2 only")
     made.add_argument("--barrier", action="store_true", help="time DDP's, too")
+    made.add_argument("--unshared", action="store_true", help="time our DDP's, too")
     made.add_argument("--no-file", action="store_true", help="write no results")
     return made.parse_args(arguments)
 

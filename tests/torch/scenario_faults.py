@@ -50,6 +50,13 @@ def train_ddp(rank: int, size: int, ready: Ready) -> None:
     endlessly(training(DDP(single(net()), bucket_cap_mb=0.0004), rank), ready)
 
 
+def train_ddp_in_shared_buckets(rank: int, size: int, ready: Ready) -> None:
+    """Two buckets of some megabytes: most of a step is their sum."""
+    endlessly(
+        training(DDP(single(net(8, 1500, 1500, 5)), bucket_cap_mb=4), rank), ready
+    )
+
+
 def train_fsdp2(rank: int, size: int, ready: Ready) -> None:
     from tests.torch.scenario_sharding import shard
 

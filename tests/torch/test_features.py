@@ -51,10 +51,19 @@ SIZES = {
 """Sizes of scenarios that need, or gain from, four ranks, or take long; others run on 2
 and 3, those of ``parallelize`` on 3."""
 
+SHARED_BUCKETS = (
+    "ddp_shared_buckets",
+    "ddp_shared_buckets_have_the_bits_of_others",
+    "ddp_shared_buckets_of_ranks_that_cannot_look",
+    "ddp_shared_buckets_of_two_models",
+    "ddp_shared_buckets_without_rebuilding",
+    "ddp_shared_buckets_without_room_on_one_rank",
+)
 GLOO_CANNOT = {
     "checkpoint_async_save": "Gloo: aborts if a save and the training share a group",
     "all_to_all_of_uneven_lists": "Gloo: alltoall wants equal sizes",
     "coalescing_manager_of_a_device": "Gloo: no _start_coalescing",
+    **dict.fromkeys(SHARED_BUCKETS, "Gloo: no buckets in shared memory"),
     "traced_steps": "Gloo: no operation of ours to be traced",
     "means_of_integers": "Gloo: raises for the mean of integers",
 }

@@ -12,6 +12,7 @@ from ringleader.errors import ConfigError
 from ringleader.settings import (
     LinkSettings,
     helper_threads,
+    shares_buckets,
     switch_interval_s,
     tensor_ports,
 )
@@ -288,6 +289,16 @@ def test_helper_threads_are_a_number_or_auto(text: str, count: int | None) -> No
 def test_helper_threads_beyond_reason_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=f"RINGLEADER_HELPER_THREADS is '?{text}"):
         helper_threads({"RINGLEADER_HELPER_THREADS": text})
+
+
+@pytest.mark.parametrize(("text", "is_on"), [("", True), ("1", True), ("0", False)])
+def test_buckets_are_shared_unless_forbidden(text: str, is_on: bool) -> None:
+    assert shares_buckets({"RINGLEADER_SHARED_BUCKETS": text}) is is_on
+
+
+def test_another_word_about_shared_buckets_is_refused() -> None:
+    with pytest.raises(ConfigError, match="RINGLEADER_SHARED_BUCKETS is 'no'; use 1"):
+        shares_buckets({"RINGLEADER_SHARED_BUCKETS": "no"})
 
 
 def test_the_launcher_knows_how_many_ranks_a_machine_has() -> None:

@@ -190,17 +190,9 @@ class RingleaderGroup(ProcessGroup):
         if op.factor is None and self._is_plain(opts, tensor, width=1):
             return self._run_now(self.group.all_reduce, tensor, op.name)
         if tensor.layout is torch.sparse_coo:
-            return self._start(
-                opts, [], [], self._all_reduce_sparse(tensor, op), [tensor]
-            )
+            body = partial(coo_all_reduce.all_reduce, self.group, tensor, op)
+            return self.run_together(opts, body, [tensor])
         return self._all_reduce(opts, tensor, op)
-
-    def _all_reduce_sparse(self, tensor: Tensor, op: Reduction) -> Body:
-        def body(_ins: Tensors, _outs: Tensors, **how: Any) -> Work:
-            reduce = partial(coo_all_reduce.all_reduce, self.group, tensor, op)
-            return handle_of(self.group).together(reduce, **how)
-
-        return body
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> BackendWork:
         opts = options_of(AllreduceCoalescedOptions, opts)
@@ -595,6 +587,15 @@ class RingleaderGroup(ProcessGroup):
                 work = run_on_host(self.group, ins, outs, body, width, **how)
             else:
                 work = body(ins, outs, **how)
+            return self._make_handle(work, result)
+
+    def run_together(
+        self, opts: Any, body: Callable[[], object], result: Tensors
+    ) -> BackendWork:
+        """Run what ``body`` calls on our group as one operation."""
+        how = self._call_options(opts)
+        with self._error_context:
+            work = handle_of(self.group).together(body, **how)
             return self._make_handle(work, result)
 
     def _question(self, opts: Any, ins: Tensors, outs: Tensors) -> Question | None:

@@ -2,8 +2,8 @@
 
 ``monitored_barrier`` refuses every backend but Gloo, and ``_set_pg_timeout`` ignores
 every backend but Gloo and NCCL, by comparing names. The patches call our groups'
-methods. Asynchronous checkpoints get a group of their own. For all other groups torch's
-own code runs unchanged.
+methods. Asynchronous checkpoints get a group of their own, and so does the reducer of
+DistributedDataParallel. For all other groups torch's own code runs unchanged.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from ringleader.backend import async_checkpoints
+from ringleader.backend import async_checkpoints, ddp_reducer
 
 
 def install() -> None:
@@ -45,6 +45,7 @@ def install() -> None:
     c10d.monitored_barrier = dist.monitored_barrier = monitored_barrier
     c10d._set_pg_timeout = _set_pg_timeout
     async_checkpoints.install(_is_ours)
+    ddp_reducer.install()
 
 
 def _is_ours(group: Any) -> bool:

@@ -6,7 +6,7 @@ it a header, and one engine runs it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -55,6 +55,16 @@ class DeviceCopier(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """Memory that all ranks of a host have mapped; see shared_memory/mapped_sum.py."""
+
+    tensors: Sequence[Array]
+    """The input of each rank."""
+    result: Array
+    """One result, for all of them."""
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Call:
     """One collective operation on this rank.
@@ -93,6 +103,8 @@ class Call:
     error_out: Array | None = None
     """float32, as long as all inputs together; receives the encoding error."""
 
+    mapped: Mapped | None = None
+    """The tensors of all ranks, if all ranks have mapped them."""
     device_copier: DeviceCopier | None = None
     """Reads and writes a tensor on an accelerator; the call then has no arrays."""
     copy_back: list[Callable[[], object]] = field(default_factory=list)

@@ -44,6 +44,16 @@ def helper_threads(env: Mapping[str, str] | None = None) -> int | None:
     return count
 
 
+def shares_buckets(env: Mapping[str, str] | None = None) -> bool:
+    """Return whether DDP's buckets may be in shared memory: RINGLEADER_SHARED_BUCKETS.
+
+    They may unless it is 0.
+    """
+    env = os.environ if env is None else env
+    name = "RINGLEADER_SHARED_BUCKETS"
+    return env.get(name, "") == "" or is_on(env, name)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSettings:
     """How ranks are connected, where the program does not say."""

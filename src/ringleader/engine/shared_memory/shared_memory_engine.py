@@ -11,7 +11,11 @@ from ringleader.engine.arrays import Array, storage_dtype
 from ringleader.engine.arrays_by_address import Addresses, ChunksByAddress
 from ringleader.engine.call import Call, present
 from ringleader.engine.engine import Forms, NextHeader, Prepared, Runs
-from ringleader.engine.shared_memory import prepared_collectives, slot_collectives
+from ringleader.engine.shared_memory import (
+    mapped_sum,
+    prepared_collectives,
+    slot_collectives,
+)
 from ringleader.engine.shared_memory.arena import Arena
 from ringleader.engine.shared_memory.helpers import HELPED_BYTES, Helpers
 from ringleader.engine.shared_memory.relay import Relay
@@ -105,7 +109,11 @@ class SharedMemoryEngine:
         if copier is None:
             plain, helped = self._ways(call, call.num_bytes // size)
             how = helped if helped is not None and is_helped else plain
-            relay.all_reduce(header, call.input, call.output, how)
+            if call.mapped is not None:
+                room = max(relay.part_bytes, how.part_bytes)
+                mapped_sum.all_reduce(self.arena, header, call.mapped, how, room)
+            else:
+                relay.all_reduce(header, call.input, call.output, how)
         else:
             dtype = storage_dtype(call.dtype)
             how = device_call(call.combine(), call.divide(size), copier)
