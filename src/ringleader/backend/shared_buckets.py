@@ -86,15 +86,15 @@ class SharedBuckets:
         """
         bucket = self._buckets.get(tensor.untyped_storage()._cdata)
         state = FIRST if bucket is None else bucket.number
-        if not self.is_on:
+        if not self.is_on:  # another thread may turn it off, so it is read only here
             state = STAYS
         kind = crc32(f"{tensor.dtype} {tensor.numel()} {op}".encode())
-        is_alike = len(set(self._tell(state, kind))) == 1
+        is_alike = len(set(self._tell(state, kind))) == 1 and state != STAYS
         if bucket is None:
             self._remember(tensor)
         elif is_alike and state == SEEN:
             self._share(bucket, tensor)
-        if bucket is None or not (is_alike and self.is_on) or bucket.result is None:
+        if bucket is None or bucket.result is None or not is_alike:
             self._group.all_reduce(tensor, op)
             return tensor
         call = calls.all_reduce(tensor, op, None)
