@@ -57,6 +57,27 @@ def train_ddp_in_shared_buckets(rank: int, size: int, ready: Ready) -> None:
     )
 
 
+def train_ddp_with_a_hook_that_reduces_twice(
+    rank: int, size: int, ready: Ready
+) -> None:
+    """Most of the time a callback waits for an operation that it has called."""
+
+    def hook(state: object, bucket: Any) -> Any:  # noqa: ANN401 - torch compares them
+        work = dist.all_reduce(bucket.buffer().div_(size), async_op=True)
+
+        def twice(done: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+            buffer = done.value()[0]
+            again = dist.all_reduce(buffer.div(size), async_op=True)
+            return cast(torch.Tensor, cast(Any, again).get_future().wait()[0])
+
+        return cast(Any, work).get_future().then(twice)
+
+    hook.__annotations__.clear()
+    model = DDP(single(net()), bucket_cap_mb=0.0004)
+    model.register_comm_hook(None, hook)
+    endlessly(training(model, rank), ready)
+
+
 def train_fsdp2(rank: int, size: int, ready: Ready) -> None:
     from tests.torch.scenario_sharding import shard
 

@@ -59,11 +59,19 @@ SHARED_BUCKETS = (
     "ddp_shared_buckets_without_rebuilding",
     "ddp_shared_buckets_without_room_on_one_rank",
 )
+CALLING_CALLBACKS = (
+    "a_callback_that_fails",
+    "callbacks_of_one_group_that_use_another",
+    "callbacks_that_only_begin_operations",
+    "callbacks_that_reduce",
+    "ddp_powersgd_hook_in_several_buckets",
+)
 GLOO_CANNOT = {
     "checkpoint_async_save": "Gloo: aborts if a save and the training share a group",
     "all_to_all_of_uneven_lists": "Gloo: alltoall wants equal sizes",
     "coalescing_manager_of_a_device": "Gloo: no _start_coalescing",
     **dict.fromkeys(SHARED_BUCKETS, "Gloo: no buckets in shared memory"),
+    **dict.fromkeys(CALLING_CALLBACKS, "Gloo: other sums, or waits until its timeout"),
     "traced_steps": "Gloo: no operation of ours to be traced",
     "means_of_integers": "Gloo: raises for the mean of integers",
 }

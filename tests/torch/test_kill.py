@@ -32,6 +32,7 @@ LOST_WITHIN_S = 30.0
     [
         ("train_ddp", 0),
         ("train_ddp_in_shared_buckets", 1),
+        ("train_ddp_with_a_hook_that_reduces_twice", 0),
         ("train_fsdp2", 1),
         ("train_pipeline", 0),
         ("train_pipeline", 1),

@@ -5,14 +5,19 @@ Two properties of torch's futures determine the design:
   carries an error that DDP sees. ``get_future`` therefore returns the child.
 * ``set_result`` runs the callbacks of the future, which may issue another collective
   and wait for it. Futures are therefore completed in a thread pool and never in the
-  engine's thread, while the engine releases ``wait`` directly.
+  engine's thread, while the engine releases ``wait`` directly. Ranks must make these
+  calls in the same order, too: see groups/callback_turns.py.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
+from threading import get_ident
+from types import FrameType
 from typing import Any, Self
 
 import torch
@@ -27,6 +32,14 @@ from ringleader.errors import DeadlineExceeded
 from ringleader.groups.work import Work
 
 NO_TIMEOUT = timedelta(0)
+CALL_NOTHING = {
+    "torch.autograd.graph",  # the reducer of DDP, called by a backward pass in C++
+    "torch.distributed.algorithms.ddp_comm_hooks.default_hooks",
+    "ringleader.compression.comm_hook",
+    "ringleader.compression.communicator",
+}
+"""Modules that ask for futures and whose callbacks call no operations. The next one may
+begin beside them."""
 
 
 def once(action: Task) -> Task:
@@ -71,6 +84,10 @@ class BackendWork(TorchWork):
         one lets its stream wait, so it should not be one in which the program computes.
         """
         self._future: Future[Any] | None = None
+        self._asker = 0
+        """The thread that is asking for the future just now."""
+        self._has_turn = False
+        """Whether callbacks of the future may call operations."""
 
     @classmethod
     def of_all(
@@ -126,10 +143,10 @@ class BackendWork(TorchWork):
         if self._future is None:
             devices = list({t.device for t in self._result if not t.is_cpu})
             base: Future[Any] = Future(devices=devices or None)  # type: ignore[arg-type]
-            if self.is_completed():
-                self._complete(base)
-            else:
-                self._follow(base, 0)
+            self._has_turn = _may_call_operations(sys._getframe())
+            self._asker = get_ident()
+            self._follow(base, 0)
+            self._asker = 0
             self._future = base.then(_value)
         return self._future
 
@@ -137,8 +154,14 @@ class BackendWork(TorchWork):
         """Complete ``base`` when all parts from ``index`` on are done."""
         if index < len(self._parts):
             self._parts[index].when_done(lambda: self._follow(base, index + 1))
+        elif self._asker == get_ident():  # all are done, and nothing follows the future
+            self._complete(base)
         else:
-            self._completion_pool.run(lambda: self._complete(base))
+            complete = partial(self._complete, base)
+            turn = self._parts[-1].begin_turn() if self._has_turn else None
+            self._completion_pool.run(
+                complete if turn is None else partial(turn.run, complete)
+            )
 
     def _complete(self, base: Future[Any]) -> None:
         if self._device is None:
@@ -193,3 +216,9 @@ class BackendWork(TorchWork):
 
 def _value(future: Future[Any]) -> object:
     return future.value()
+
+
+def _may_call_operations(asking: FrameType) -> bool:
+    """Return whether callbacks of the future that a frame asks for may call some."""
+    caller = asking.f_back  # None in a thread of autograd, whose reducer is C++
+    return caller is not None and caller.f_globals.get("__name__") not in CALL_NOTHING

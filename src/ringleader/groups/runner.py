@@ -30,10 +30,10 @@ from ringleader.errors import (
     ConfigError,
     GroupAborted,
     InternalError,
-    PeerLost,
     RingleaderError,
 )
-from ringleader.groups import mismatch
+from ringleader.groups import lost_peer, mismatch
+from ringleader.groups.callback_turns import CallbackTurns
 from ringleader.groups.caller_observer import installed
 from ringleader.groups.control_channel import ControlChannel
 from ringleader.groups.job import Job
@@ -45,8 +45,6 @@ from ringleader.transport.link import wait_ready
 
 _log = logging.getLogger(__name__)
 
-ATTRIBUTE_S = 0.1
-"""Time to wait for a notice that explains a lost connection."""
 LINGER_S = 1.0
 """Time that the background thread stays idle before it ends."""
 
@@ -63,6 +61,7 @@ class Runner:
         self._queue: deque[Job] = deque()
         self.postponed: PostponedCalls | None = None
         """Set if the end of a backward pass runs what was queued during it."""
+        self._turns = CallbackTurns(self._queue, control.wake)
         self._wanted = 0
         self._thread: threading.Thread | None = None
         self._thread_lock = threading.Lock()
@@ -88,7 +87,9 @@ class Runner:
         """Run ``body`` after earlier operations, or as part of this thread's one."""
         if self._owner == get_ident():
             return self._nested(body, nests=nests)
-        postponed = self.postponed  # another thread may close the group
+        turn = self._turns.here()
+        # Another thread may close the group. Calls of callbacks are not counted.
+        postponed = self.postponed if turn is None else None
         number = 0 if postponed is None else postponed.issue()
         if not async_op and not self._queue and self.lock.acquire(blocking=False):
             try:
@@ -98,8 +99,9 @@ class Runner:
             finally:
                 self.lock.release()
         self.check()
-        job = Job(body, Deadline.after(timeout_s), Work(self._help), nests, number)
-        self._queue.append(job)
+        job = Job(body, Deadline.after(timeout_s), self._new_work(), nests, number)
+        add = self._queue.append if turn is None else turn.add
+        add(job)
         if async_op:
             if postponed is not None and may_postpone:
                 postponed.postpone(self._catch_up)
@@ -173,7 +175,7 @@ class Runner:
         is_watched = installed.observer is not None
         if self._queue or is_watched or not self.lock.acquire(False):
             return None
-        work = Work(self._help)
+        work = self._new_work()
         try:
             if self._queue:  # another thread has begun one meanwhile
                 return None
@@ -263,7 +265,7 @@ class Runner:
         if self.failure is None:
             # Errors are kept without tracebacks: their frames keep the engine alive.
             if isinstance(exc, RingleaderError):
-                self.failure = same_again(self._attribute(exc))
+                self.failure = same_again(lost_peer.explain(exc, self.control))
             elif not isinstance(exc, Exception):  # Ctrl-C, sys.exit
                 text = f"interrupted by {type(exc).__name__} during an operation"
                 self.failure = GroupAborted(text)
@@ -276,27 +278,6 @@ class Runner:
         self._fail_all(self.failure)  # again: a message may have been posted since
         if isinstance(exc, RingleaderError):
             return same_again(self.failure)
-        return exc
-
-    def _attribute(self, exc: RingleaderError) -> RingleaderError:
-        """Find a better explanation for a lost connection in the control streams."""
-        if self.control.aborted is not None:
-            return self.control.aborted
-        if not isinstance(exc, PeerLost):
-            return exc
-        until = Deadline.after(ATTRIBUTE_S)
-        try:
-            while not until.is_over():
-                self.control.progress()
-                vanished = self.control.vanished_peers()
-                if exc.peer in vanished:
-                    return exc
-                if self.control.has_left(exc.peer):
-                    text = "left the group while this rank waited for it"
-                    return PeerLost(exc.peer, text)
-                wait_ready(self.control.wanted(), min(0.01, until.left_s()))
-        except RingleaderError as better:
-            return better
         return exc
 
     def _fail_all(self, error: BaseException) -> None:
@@ -316,6 +297,9 @@ class Runner:
 
     def _help(self, work: Work) -> None:
         """Run queued jobs and move frames, in a thread that waits for ``work``."""
+        if (turn := self._turns.here()) is not None and not turn.is_over:
+            self._turns.let_pass(turn, work)
+            return  # the thread that serves the turn runs its jobs
         self._wanted += 1
         try:
             has_lock = self.lock.acquire(False)
@@ -343,7 +327,17 @@ class Runner:
             job.work.finish(self.failure)
             raise
         else:
-            job.work.finish()
+            self._turns.finish(job.work, self._run_job, self._pause)
+
+    def _pause(self) -> bool:
+        """Wait for a wake-up or for frames; return whether the group goes on."""
+        # The other way round, a wake-up that came before would be taken and forgotten.
+        wait_ready(self.control.wanted(), NAP_S)
+        self._move_control_frames()
+        return self.failure is None and not self._closing
+
+    def _new_work(self) -> Work:
+        return Work(self._help, self._turns.begin)
 
     def _move_control_frames(self) -> None:
         """Move control frames and wait a moment for more; ``wake`` ends the wait."""

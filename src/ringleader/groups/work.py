@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from ringleader.deadline import Deadline
 from ringleader.errors import RingleaderError
@@ -24,15 +24,30 @@ def same_again(error: E) -> E:
     return error
 
 
+class Turn(Protocol):
+    """The time between an operation and the next one; see callback_turns.py."""
+
+    def run(self, callbacks: Callable[[], None]) -> None:
+        """Run ``callbacks``; the operations that they call come before others."""
+        ...
+
+
 class Work:
     """A running operation. ``wait`` may be called from any thread, repeatedly.
 
     ``help_out`` lets the waiting thread run the operation itself if no other thread
-    does, which is faster than waking another.
+    does, which is faster than waking another. ``begin_turn`` lets callbacks run
+    before the next operation.
     """
 
-    def __init__(self, help_out: Callable[[Work], None] | None = None) -> None:
+    def __init__(
+        self,
+        help_out: Callable[[Work], None] | None = None,
+        begin_turn: Callable[[], Turn | None] = lambda: None,
+    ) -> None:
         self._help = help_out
+        self.begin_turn = begin_turn
+        """Called by a follower; returns None outside of the engine's thread."""
         self._finished = threading.Event()
         self._error: BaseException | None = None
         self.source: int | None = None
