@@ -29,7 +29,7 @@ from ringleader.backend.completion_pool import CompletionPool, Task
 from ringleader.backend.device import Device, results_stream
 from ringleader.deadline import Deadline
 from ringleader.errors import DeadlineExceeded
-from ringleader.groups.work import Work
+from ringleader.groups.work import Queue, Work
 
 NO_TIMEOUT = timedelta(0)
 CALL_NOTHING = {
@@ -87,7 +87,7 @@ class BackendWork(TorchWork):
         self._asker = 0
         """The thread that is asking for the future just now."""
         self._has_turn = False
-        """Whether callbacks of the future may call operations."""
+        """Whether callbacks of the future may call operations, or wait for them."""
 
     @classmethod
     def of_all(
@@ -148,6 +148,8 @@ class BackendWork(TorchWork):
             self._follow(base, 0)
             self._asker = 0
             self._future = base.then(_value)
+            if (queue := self._asked_queue()) is not None:
+                queue.run_soon()  # torch does not tell us if somebody waits for it
         return self._future
 
     def _follow(self, base: Future[Any], index: int) -> None:
@@ -158,10 +160,15 @@ class BackendWork(TorchWork):
             self._complete(base)
         else:
             complete = partial(self._complete, base)
-            turn = self._parts[-1].begin_turn() if self._has_turn else None
+            queue = self._asked_queue()
+            turn = None if queue is None else queue.begin_turn()
             self._completion_pool.run(
                 complete if turn is None else partial(turn.run, complete)
             )
+
+    def _asked_queue(self) -> Queue | None:
+        """The queue of the operations, if callbacks may call or await others."""
+        return self._parts[-1].queue if self._has_turn and self._parts else None
 
     def _complete(self, base: Future[Any]) -> None:
         if self._device is None:

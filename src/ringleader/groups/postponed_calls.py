@@ -71,6 +71,10 @@ class PostponedCalls:
         self._pass = current
         self._until_s = now_s() + POSTPONED_S if current != -1 else 0.0
 
+    def end(self) -> None:
+        """Postpone what is queued no longer."""
+        self._until_s = 0.0
+
     def left_s(self, queue: deque[Job]) -> float:
         """Time for which the background thread leaves the queue alone."""
         if not self._until_s:
@@ -92,7 +96,7 @@ class PostponedCalls:
         with waiting, suppress(IndexError):  # the queue is empty
             while self._await_issued(queue[0].number, patience):
                 run(queue[0].work)
-        self._until_s = 0.0
+        self.end()
 
     def _await_issued(self, number: int, patience: Deadline) -> bool:
         """Return whether all ranks have issued operation ``number`` in time."""

@@ -39,7 +39,7 @@ from ringleader.groups.control_channel import ControlChannel
 from ringleader.groups.job import Job
 from ringleader.groups.messages import Outgoing, PendingRecv
 from ringleader.groups.postponed_calls import PostponedCalls
-from ringleader.groups.work import DONE, Work, same_again
+from ringleader.groups.work import DONE, Turn, Work, same_again
 from ringleader.transport.crowded_cores import relax
 from ringleader.transport.link import wait_ready
 
@@ -88,8 +88,7 @@ class Runner:
         if self._owner == get_ident():
             return self._nested(body, nests=nests)
         turn = self._turns.here()
-        # Another thread may close the group. Calls of callbacks are not counted.
-        postponed = self.postponed if turn is None else None
+        postponed = self.postponed  # another thread may close the group
         number = 0 if postponed is None else postponed.issue()
         if not async_op and not self._queue and self.lock.acquire(blocking=False):
             try:
@@ -99,11 +98,11 @@ class Runner:
             finally:
                 self.lock.release()
         self.check()
-        job = Job(body, Deadline.after(timeout_s), self._new_work(), nests, number)
+        job = Job(body, Deadline.after(timeout_s), Work(self), nests, number)
         add = self._queue.append if turn is None else turn.add
         add(job)
         if async_op:
-            if postponed is not None and may_postpone:
+            if postponed is not None and may_postpone and turn is None:
                 postponed.postpone(self._catch_up)
             if installed.observer is not None:
                 installed.observer.queued()
@@ -175,7 +174,7 @@ class Runner:
         is_watched = installed.observer is not None
         if self._queue or is_watched or not self.lock.acquire(False):
             return None
-        work = self._new_work()
+        work = Work(self)
         try:
             if self._queue:  # another thread has begun one meanwhile
                 return None
@@ -218,7 +217,7 @@ class Runner:
 
     def message_work(self) -> Work:
         """A handle for a message; a thread that waits for it moves control frames."""
-        return Work(self._help)
+        return Work(self)
 
     def is_in_background(self) -> bool:
         """Whether this is the background thread, beside which the program computes."""
@@ -291,11 +290,21 @@ class Runner:
         """Run postponed jobs at the end of a backward pass."""
         if (postponed := self.postponed) is None:  # the group has ended
             return
-        postponed.run_issued(self._queue, self._help)
+        postponed.run_issued(self._queue, self.help_out)
         if self._queue:
             self._ensure_thread()
 
-    def _help(self, work: Work) -> None:
+    def run_soon(self) -> None:
+        """Let the background thread run what is postponed."""
+        if (postponed := self.postponed) is not None:
+            postponed.end()
+            self._ensure_thread()
+
+    def begin_turn(self) -> Turn | None:
+        """The turn of the callbacks of the operation that has just ended here."""
+        return self._turns.begin()
+
+    def help_out(self, work: Work) -> None:
         """Run queued jobs and move frames, in a thread that waits for ``work``."""
         if (turn := self._turns.here()) is not None and not turn.is_over:
             self._turns.let_pass(turn, work)
@@ -335,9 +344,6 @@ class Runner:
         wait_ready(self.control.wanted(), NAP_S)
         self._move_control_frames()
         return self.failure is None and not self._closing
-
-    def _new_work(self) -> Work:
-        return Work(self._help, self._turns.begin)
 
     def _move_control_frames(self) -> None:
         """Move control frames and wait a moment for more; ``wake`` ends the wait."""

@@ -32,22 +32,34 @@ class Turn(Protocol):
         ...
 
 
+class Queue(Protocol):
+    """What a work asks of the queue of its operation."""
+
+    def help_out(self, work: Work) -> None:
+        """Run operations in this thread, which waits for ``work``.
+
+        If no other thread does, this is faster than waking another.
+        """
+        ...
+
+    def run_soon(self) -> None:
+        """Postpone nothing any longer: somebody may wait without helping out."""
+        ...
+
+    def begin_turn(self) -> Turn | None:
+        """Let callbacks run before the next operation.
+
+        Only for a follower that the engine's thread calls; others get None.
+        """
+        ...
+
+
 class Work:
-    """A running operation. ``wait`` may be called from any thread, repeatedly.
+    """A running operation. ``wait`` may be called from any thread, repeatedly."""
 
-    ``help_out`` lets the waiting thread run the operation itself if no other thread
-    does, which is faster than waking another. ``begin_turn`` lets callbacks run
-    before the next operation.
-    """
-
-    def __init__(
-        self,
-        help_out: Callable[[Work], None] | None = None,
-        begin_turn: Callable[[], Turn | None] = lambda: None,
-    ) -> None:
-        self._help = help_out
-        self.begin_turn = begin_turn
-        """Called by a follower; returns None outside of the engine's thread."""
+    def __init__(self, queue: Queue | None = None) -> None:
+        self.queue = queue
+        """Where it waits for earlier ones; None if it does not."""
         self._finished = threading.Event()
         self._error: BaseException | None = None
         self.source: int | None = None
@@ -78,13 +90,15 @@ class Work:
 
     def _wait(self, timeout_s: float | None) -> None:
         deadline = Deadline.after(timeout_s) if timeout_s is not None else None
+        if deadline and self.queue:
+            self.queue.run_soon()
         while not self._finished.is_set():
             if deadline and deadline.is_over():
                 raise TimeoutError(
                     f"the operation is still running after {timeout_s:.3g} s"
                 )
-            if self._help and deadline is None:
-                self._help(self)
+            if self.queue and deadline is None:
+                self.queue.help_out(self)
             if not self._finished.is_set():
                 left_s = deadline.left_s() if deadline else 0.05
                 self._finished.wait(min(left_s, 0.05))

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from ringleader.backend.completion_pool import CompletionPool
+from ringleader.backend.work import BackendWork
 from ringleader.deadline import Deadline
 from ringleader.engine.openmp import find_set_threads
 from ringleader.engine.shared_memory.helpers import HELPED_BYTES, Helpers
@@ -184,6 +188,27 @@ def wait_in_backward(group: Group, _: Ready) -> bool:
     return bool((tensor == expected(group)).all())
 
 
+def wait_without_helping(group: Group, _: Ready) -> bool:
+    """By a future of torch, and with a limit: neither runs the queue."""
+    postponed_calls.POSTPONED_S = postponed_calls.PATIENCE_S = WITHIN_S
+    use_own_threads(group)
+    tensor, completions = values(group), CompletionPool()
+
+    def wait(by_future: bool) -> None:
+        work = group.all_reduce(tensor, async_op=True)
+        handle = BackendWork([work], [tensor], completions, add_context=lambda e: e)
+        if by_future:
+            handle.get_future().wait()
+        else:
+            handle.wait(timedelta(seconds=WITHIN_S / 2))
+        tensor.div_(group.size)
+
+    start_s = time.monotonic()
+    backward(lambda: wait(True), lambda: wait(False))
+    has_waited = time.monotonic() - start_s > WITHIN_S / 3
+    return not has_waited and bool((tensor == expected(group) / group.size).all())
+
+
 @pytest.mark.slow
 def test_no_rank_waits_for_ever_for_the_end_of_a_backward_pass(
     fork_server: ForkServer,
@@ -191,6 +216,7 @@ def test_no_rank_waits_for_ever_for_the_end_of_a_backward_pass(
     for body in (
         send_after_backward,
         wait_in_backward,
+        wait_without_helping,
         compute_on_a_device,
         outlast_the_deadline,
         close_in_backward,
