@@ -1,5 +1,6 @@
 """Callbacks of futures that call further operations, on all ranks in the same order.
 
+They are added as those of torch's PowerSGD are: before the next operation is called.
 Programs and callbacks sleep for a time that differs from rank to rank, so that the
 calls of both come in another order on every rank.
 """
@@ -8,7 +9,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
@@ -20,7 +20,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817
 
-from ringleader.groups import callback_turns
+from ringleader.backend.work import CALL_OPERATIONS
+from ringleader.groups import runner as runner_module
 from tests.kit.reference import (
     check,
     check_state,
@@ -33,8 +34,10 @@ from tests.kit.reference import (
 )
 from tests.torch.scenario_ddp import BUCKET_MB, inner
 
+CALL_OPERATIONS.add(__name__)
 ROUNDS = 12
 NUMBERS = 50
+runner: Any = runner_module
 
 
 def future_of(
@@ -51,11 +54,6 @@ def mine(rank: int, which: int) -> Tensor:
 
 def total(size: int, which: int) -> Tensor:
     return sum((mine(rank, which) for rank in range(size)), torch.zeros(()))
-
-
-def call(function: Callable[[], object], _: Future[list[Tensor]]) -> None:
-    """Call it, as a callback."""
-    function()
 
 
 class Pauses:
@@ -149,23 +147,6 @@ def a_callback_that_fails(rank: int, size: int) -> None:
         end.wait()
 
 
-def a_callback_that_waits_for_what_comes_later(rank: int, size: int) -> None:
-    """By its work, which is noticed, or by its future, for a limited time."""
-    usual_s, callback_turns.TURN_S = callback_turns.TURN_S, 0.3
-    try:
-        for by_work in (True, False):
-            if rank == 0:
-                time.sleep(0.1)  # the others have a callback before the first has ended
-            first = future_of(mine(rank, 1))
-            later = cast(Any, dist.all_reduce(mine(rank, 2), async_op=True))
-            future = later.get_future()
-            wait = later.wait if by_work else future.wait
-            first.then(partial(call, wait)).wait()
-            check(future.wait()[0], total(size, 2), what="the later one")
-    finally:
-        callback_turns.TURN_S = usual_s
-
-
 def messages_while_a_callback_runs(rank: int, size: int) -> None:
     """They need the thread that waits for the callback."""
     got = torch.zeros(NUMBERS, dtype=torch.float64)
@@ -176,6 +157,27 @@ def messages_while_a_callback_runs(rank: int, size: int) -> None:
         cast(dist.Work, work).wait()
 
     future_of(torch.ones(2)).then(pass_on).wait()
+    assert torch.equal(got, mine((rank - 1) % size, 3))
+
+
+def futures_while_a_message_is_awaited(rank: int, size: int) -> None:
+    """A thread that waits for a message runs what is called meanwhile, and at once."""
+    usual_s, runner.NAP_S = runner.NAP_S, 10.0
+    try:
+        got = torch.zeros(NUMBERS, dtype=torch.float64)
+        receiving = cast(dist.Work, dist.irecv(got, (rank - 1) % size))
+        time.sleep(0.2)  # by now it waits
+        start_s = time.monotonic()
+        for which in range(3):
+            check(
+                future_of(mine(rank, which)).wait()[0], total(size, which), what="sum"
+            )
+        assert time.monotonic() - start_s < runner.NAP_S
+    finally:
+        runner.NAP_S = usual_s
+    sending = cast(dist.Work, dist.isend(mine(rank, 3), (rank + 1) % size))
+    receiving.wait()
+    sending.wait()
     assert torch.equal(got, mine((rank - 1) % size, 3))
 
 

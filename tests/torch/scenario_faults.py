@@ -16,6 +16,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817
 
+from ringleader.backend.work import CALL_OPERATIONS
 from tests.kit.reference import backward, mse, net, sgd, single, tensor
 
 Ready = Callable[[], None]
@@ -72,6 +73,7 @@ def train_ddp_with_a_hook_that_reduces_twice(
 
         return cast(Any, work).get_future().then(twice)
 
+    CALL_OPERATIONS.add(__name__)
     hook.__annotations__.clear()
     model = DDP(single(net()), bucket_cap_mb=0.0004)
     model.register_comm_hook(None, hook)

@@ -29,17 +29,19 @@ from ringleader.backend.completion_pool import CompletionPool, Task
 from ringleader.backend.device import Device, results_stream
 from ringleader.deadline import Deadline
 from ringleader.errors import DeadlineExceeded
-from ringleader.groups.work import Queue, Work
+from ringleader.groups.work import Work
 
 NO_TIMEOUT = timedelta(0)
-CALL_NOTHING = {
+CALL_OPERATIONS = {"torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook"}
+"""Modules whose callbacks call operations. They add them as soon as they have the
+future, before another operation is called; else there would be no order to keep."""
+WAIT_FOR_NONE = {
     "torch.autograd.graph",  # the reducer of DDP, called by a backward pass in C++
     "torch.distributed.algorithms.ddp_comm_hooks.default_hooks",
     "ringleader.compression.comm_hook",
     "ringleader.compression.communicator",
 }
-"""Modules that ask for futures and whose callbacks call no operations. The next one may
-begin beside them."""
+"""Modules that ask for futures and do not wait for them in a backward pass."""
 
 
 def once(action: Task) -> Task:
@@ -87,7 +89,7 @@ class BackendWork(TorchWork):
         self._asker = 0
         """The thread that is asking for the future just now."""
         self._has_turn = False
-        """Whether callbacks of the future may call operations, or wait for them."""
+        """Whether callbacks of the future call operations."""
 
     @classmethod
     def of_all(
@@ -143,13 +145,14 @@ class BackendWork(TorchWork):
         if self._future is None:
             devices = list({t.device for t in self._result if not t.is_cpu})
             base: Future[Any] = Future(devices=devices or None)  # type: ignore[arg-type]
-            self._has_turn = _may_call_operations(sys._getframe())
+            who = _module_of_caller(sys._getframe())
+            self._has_turn = who in CALL_OPERATIONS
             self._asker = get_ident()
             self._follow(base, 0)
             self._asker = 0
             self._future = base.then(_value)
-            if (queue := self._asked_queue()) is not None:
-                queue.run_soon()  # torch does not tell us if somebody waits for it
+            if who is not None and who not in WAIT_FOR_NONE:
+                self._run_soon()
         return self._future
 
     def _follow(self, base: Future[Any], index: int) -> None:
@@ -160,15 +163,17 @@ class BackendWork(TorchWork):
             self._complete(base)
         else:
             complete = partial(self._complete, base)
-            queue = self._asked_queue()
+            queue = self._parts[-1].queue if self._has_turn else None
             turn = None if queue is None else queue.begin_turn()
             self._completion_pool.run(
                 complete if turn is None else partial(turn.run, complete)
             )
 
-    def _asked_queue(self) -> Queue | None:
-        """The queue of the operations, if callbacks may call or await others."""
-        return self._parts[-1].queue if self._has_turn and self._parts else None
+    def _run_soon(self) -> None:
+        """Somebody may wait for the future, which torch does not tell us."""
+        for part in self._parts:
+            if part.queue is not None:
+                part.queue.run_soon()
 
     def _complete(self, base: Future[Any]) -> None:
         if self._device is None:
@@ -225,7 +230,7 @@ def _value(future: Future[Any]) -> object:
     return future.value()
 
 
-def _may_call_operations(asking: FrameType) -> bool:
-    """Return whether callbacks of the future that a frame asks for may call some."""
-    caller = asking.f_back  # None in a thread of autograd, whose reducer is C++
-    return caller is not None and caller.f_globals.get("__name__") not in CALL_NOTHING
+def _module_of_caller(frame: FrameType) -> str | None:
+    """Return who calls the function of ``frame``; None in a thread of autograd."""
+    caller = frame.f_back
+    return None if caller is None else caller.f_globals.get("__name__")

@@ -1,10 +1,10 @@
 """The turn of an operation's callbacks: it ends before the next operation begins.
 
-Callbacks of a future run in another thread, and may call further operations: hooks of
-DistributedDataParallel that send several rounds (PowerSGD) do. Their calls and those of
-the program would come in another order on every rank. So the thread that has run an
-operation runs what its callbacks call, until they have ended, and only then goes on
-with the queue.
+Callbacks of a future run in another thread, and may call further operations: torch's
+PowerSGD, a hook of DistributedDataParallel that sends in rounds, does. Their calls and
+those of the program would come in another order on every rank. So the thread that has
+run such an operation runs what its callbacks call, until they have ended, and only then
+goes on with the queue.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ringleader.groups.work import Work
 _log = logging.getLogger(__name__)
 
 TURN_S = 60.0
-"""How long callbacks may take between two calls. After that the queue goes on: one may
-wait for what the program does later, without telling us."""
+"""How long callbacks may take between two calls. After that the queue goes on: a
+callback may wait for what the program does later."""
 
 
 class CallbackTurn:
@@ -91,15 +91,6 @@ class CallbackTurns:
             return None
         self._innermost = CallbackTurn(self._innermost, self._queue, self._wake)
         return self._innermost
-
-    def let_pass(self, turn: CallbackTurn, work: Work) -> None:
-        """End ``turn`` if its callbacks wait for ``work`` and it comes after them."""
-        later, outer = [*self._queue], turn.outer
-        while outer is not None:
-            later += outer.jobs
-            outer = outer.outer
-        if any(job.work is work for job in later):
-            turn.end()
 
     def finish(
         self, work: Work, run: Callable[[Job], None], pause: Callable[[], bool]

@@ -300,15 +300,13 @@ class Runner:
             postponed.end()
             self._ensure_thread()
 
-    def begin_turn(self) -> Turn | None:
-        """The turn of the callbacks of the operation that has just ended here."""
+    def begin_turn(self) -> Turn | None:  # see Queue
         return self._turns.begin()
 
     def help_out(self, work: Work) -> None:
         """Run queued jobs and move frames, in a thread that waits for ``work``."""
         if (turn := self._turns.here()) is not None and not turn.is_over:
-            self._turns.let_pass(turn, work)
-            return  # the thread that serves the turn runs its jobs
+            return  # another thread serves it
         self._wanted += 1
         try:
             has_lock = self.lock.acquire(False)
@@ -340,9 +338,12 @@ class Runner:
 
     def _pause(self) -> bool:
         """Wait for a wake-up or for frames; return whether the group goes on."""
-        # The other way round, a wake-up that came before would be taken and forgotten.
-        wait_ready(self.control.wanted(), NAP_S)
-        self._move_control_frames()
+        try:
+            is_ready = bool(wait_ready(self.control.wanted(), NAP_S))
+            self.check()
+            self.control.progress(stalled_s=0.0 if is_ready else NAP_S)
+        except Exception as exc:  # noqa: BLE001 - a bug must not end the thread silently
+            self.broken(exc)
         return self.failure is None and not self._closing
 
     def _move_control_frames(self) -> None:
@@ -357,6 +358,8 @@ class Runner:
             self.broken(exc)
 
     def _ensure_thread(self) -> None:
+        if self.control.has_pending():
+            self.control.wake()  # the thread may be waiting for a message
         with self._thread_lock:
             if self._news.empty():
                 self._news.put(None)
