@@ -16,7 +16,7 @@ class ResultMemory:
 
     def __init__(self) -> None:
         self.results: list[Tensor] = []
-        """Of the step that was delivered last."""
+        """The results of the step that was delivered last."""
         self._free: list[Tensor] = []
 
     def like(self, tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -40,7 +40,7 @@ class Entry:
     reads: bytes = b""
     """What its quanta read of streamed data."""
     digest: int = 0
-    """Of a slice of its state before this step; see ``state_watch``."""
+    """64 bits that stand for a slice of its state before this step: ``state_watch``."""
 
 
 @dataclass(frozen=True, slots=True)

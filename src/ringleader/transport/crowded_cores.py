@@ -31,7 +31,7 @@ class Rest:
 
     def __init__(self) -> None:
         self.length_s = 0.0
-        """Of the last rest."""
+        """How long the last rest was."""
         self._until_s = 0.0
         self._num_attempts = 0
         """Since the last rest."""
