@@ -5,12 +5,11 @@ backward pass takes time from one of them, and all others wait for that one. At 
 of the pass they are all idle and share the work: see
 docs/decisions/0023-communication-after-backward.md.
 
-Nothing may wait for the end of a pass for ever: the background thread runs what has
-been postponed for POSTPONED_S, or for half of the time that the caller of any queued
-operation allows. And the end of a pass may not wait for ever for a rank that does
-something else first: it runs an operation only once all ranks have issued it, and
-leaves it to the background thread after PATIENCE_S. Every rank counts the operations
-that it has issued, in its segment of the shared memory.
+Nothing waits for the end of a pass for ever, see postponement.py. And the end of a pass
+may not wait for ever for a rank that does something else first: it runs an operation
+only once all ranks have issued it, and leaves it to the background thread after
+PATIENCE_S. Every rank counts the operations that it has issued, in its segment of the
+shared memory.
 """
 
 from __future__ import annotations
@@ -23,15 +22,12 @@ from contextlib import nullcontext, suppress
 import torch
 
 from ringleader.deadline import Deadline
-from ringleader.engine.observer import now_s
 from ringleader.groups.caller_observer import installed
 from ringleader.groups.job import Job
+from ringleader.groups.postponement import Postponement
 from ringleader.groups.work import Work
 from ringleader.transport.crowded_cores import relax
 
-POSTPONED_S = 0.5
-"""Longer than most models compute between two buckets. It delays only a program in
-which an operation of a backward pass on one rank waits for the end of another's."""
 PATIENCE_S = 0.05
 """How much later another rank may come to the same operation. DDP waits in any case; a
 program that has other things to do after the pass loses this."""
@@ -40,15 +36,20 @@ SPINS, NAP_S = 200, 5e-5
 
 
 class PostponedCalls:
-    """The operations that ranks have issued, and until when they are postponed."""
+    """The operations that ranks have issued, and which the end of a pass may run."""
 
-    def __init__(self, mine: memoryview, theirs: Sequence[memoryview]) -> None:
+    def __init__(
+        self,
+        mine: memoryview,
+        theirs: Sequence[memoryview],
+        postponement: Postponement,
+    ) -> None:
         """Begin to count, at the same operation on all ranks."""
         self._mine, self._theirs = mine, theirs
+        self._postponement = postponement
         self._num_issued = 0
         self._pass = -1
         """The last backward pass that will call at its end."""
-        self._until_s = 0.0
 
     def issue(self) -> int:
         """Count an operation of this rank and return its number."""
@@ -69,22 +70,10 @@ class PostponedCalls:
             except RuntimeError:  # a pass that takes no callbacks
                 current = -1
         self._pass = current
-        self._until_s = now_s() + POSTPONED_S if current != -1 else 0.0
-
-    def end(self) -> None:
-        """Postpone what is queued no longer."""
-        self._until_s = 0.0
-
-    def left_s(self, queue: deque[Job]) -> float:
-        """Time for which the background thread leaves the queue alone."""
-        if not self._until_s:
-            return 0.0
-        left_s = self._until_s - now_s()
-        with suppress(RuntimeError):  # another thread changes it, and wakes this one
-            for job in tuple(queue):  # those behind the first one wait for it
-                limit = job.deadline
-                left_s = min(left_s, limit.left_s() - limit.after_s / 2)
-        return max(0.0, left_s)
+        if current != -1:
+            self._postponement.begin()
+        else:
+            self._postponement.end()
 
     def run_issued(self, queue: deque[Job], run: Callable[[Work], None]) -> None:
         """Run the jobs of ``queue`` that all ranks have issued or issue soon.
@@ -96,7 +85,7 @@ class PostponedCalls:
         with waiting, suppress(IndexError):  # the queue is empty
             while self._await_issued(queue[0].number, patience):
                 run(queue[0].work)
-        self.end()
+        self._postponement.end()
 
     def _await_issued(self, number: int, patience: Deadline) -> bool:
         """Return whether all ranks have issued operation ``number`` in time."""

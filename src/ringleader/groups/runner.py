@@ -39,6 +39,7 @@ from ringleader.groups.control_channel import ControlChannel
 from ringleader.groups.job import Job
 from ringleader.groups.messages import Outgoing, PendingRecv
 from ringleader.groups.postponed_calls import PostponedCalls
+from ringleader.groups.postponement import Postponement
 from ringleader.groups.work import DONE, Turn, Work, same_again
 from ringleader.transport.crowded_cores import relax
 from ringleader.transport.link import wait_ready
@@ -59,6 +60,7 @@ class Runner:
         self.failure: RingleaderError | None = None
         self._name = f"ringleader-engine-{name}"
         self._queue: deque[Job] = deque()
+        self.postponement = Postponement()
         self.postponed: PostponedCalls | None = None
         """Set if the end of a backward pass runs what was queued during it."""
         self._turns = CallbackTurns(self._queue, control.wake)
@@ -296,9 +298,14 @@ class Runner:
 
     def run_soon(self) -> None:
         """Let the background thread run what is postponed."""
-        if (postponed := self.postponed) is not None:
-            postponed.end()
+        if self.postponement.end():
             self._ensure_thread()
+
+    def is_last(self, work: Work) -> bool:
+        """Whether ``work`` is queued, and nothing behind it."""
+        with contextlib.suppress(IndexError):  # it is empty
+            return self._queue[-1].work is work
+        return False
 
     def begin_turn(self) -> Turn | None:  # see Queue
         return self._turns.begin()
@@ -383,8 +390,7 @@ class Runner:
 
     def _left_s(self) -> float:
         """Time for which queued jobs are postponed."""
-        postponed = self.postponed
-        return 0.0 if postponed is None else postponed.left_s(self._queue)
+        return self.postponement.left_s(self._queue)
 
     def _serve_once(self) -> bool:
         """Run one job or move frames; return False if there is nothing to do."""
@@ -397,7 +403,9 @@ class Runner:
             if self.control.aborted is not None:
                 self.broken(self.control.aborted)
                 return True
-            if self._queue and not self._left_s():  # it may be another job by now
+            if self._queue and not self.postponement.left_s(
+                self._queue
+            ):  # it may be another job by now
                 self._run_job(self._queue.popleft())
                 return True
             if self.control.has_pending():

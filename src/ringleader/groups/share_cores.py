@@ -60,7 +60,7 @@ def share_cores(formed: Group, num_local: int, deadline: Deadline) -> None:
         is_computing = runner.is_in_background
         counters = [segment.num_issued for segment in shared.arena.segments]
         own = counters.pop(formed.rank)
-        runner.postponed = PostponedCalls(own, counters)
+        runner.postponed = PostponedCalls(own, counters, runner.postponement)
     shared.use_helpers(Helpers(chosen.count, set_threads, is_computing))
 
 

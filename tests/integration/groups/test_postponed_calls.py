@@ -19,10 +19,11 @@ from ringleader.backend.work import BackendWork
 from ringleader.deadline import Deadline
 from ringleader.engine.openmp import find_set_threads
 from ringleader.engine.shared_memory.helpers import HELPED_BYTES, Helpers
-from ringleader.groups import postponed_calls
+from ringleader.groups import postponed_calls, postponement
 from ringleader.groups.group import Group, handle_of
 from ringleader.groups.job import Job
 from ringleader.groups.postponed_calls import PostponedCalls
+from ringleader.groups.postponement import Postponement
 from ringleader.groups.work import Work
 from ringleader.testing.processes import ForkServer, Ready, spawn_ranks
 from ringleader.testing.threaded_world import world
@@ -42,7 +43,8 @@ def use_own_threads(group: Group) -> list[int]:
     assert set_threads is not None
     counters = [segment.num_issued for segment in shared.arena.segments]
     own = counters.pop(group.rank)
-    handle.runner.postponed = PostponedCalls(own, counters)
+    runner = handle.runner
+    runner.postponed = PostponedCalls(own, counters, runner.postponement)
     shared.use_helpers(Helpers(1, set_threads, handle.runner.is_in_background))
     threads: list[int] = []
     run = shared.relay._run
@@ -77,7 +79,7 @@ def backward(*hooks: Callable[[], object]) -> None:
 
 def compute_in_backward(group: Group, _: Ready) -> None:
     """Every operation runs in the thread of the backward pass, at its end."""
-    postponed_calls.POSTPONED_S = postponed_calls.PATIENCE_S = WITHIN_S
+    postponement.POSTPONED_S = postponed_calls.PATIENCE_S = WITHIN_S
     threads = use_own_threads(group)
     tensors = [values(group), values(group)]
     works: list[Work] = []
@@ -99,7 +101,7 @@ def compute_in_backward(group: Group, _: Ready) -> None:
 
 def compute_on_a_device(group: Group, _: Ready) -> bool:
     """What overlaps with a device is not postponed: it ends while the pass goes on."""
-    postponed_calls.POSTPONED_S = postponed_calls.PATIENCE_S = WITHIN_S
+    postponement.POSTPONED_S = postponed_calls.PATIENCE_S = WITHIN_S
     use_own_threads(group)
     tensor, ended = values(group), threading.Event()
 
@@ -116,7 +118,7 @@ def compute_on_a_device(group: Group, _: Ready) -> bool:
 
 def outlast_the_deadline(group: Group, _: Ready) -> bool:
     """A pass that takes longer than the caller allows does not break its calls."""
-    postponed_calls.POSTPONED_S = postponed_calls.PATIENCE_S = WITHIN_S
+    postponement.POSTPONED_S = postponed_calls.PATIENCE_S = WITHIN_S
     use_own_threads(group)
     tensor, ended = values(group), threading.Event()
 
@@ -190,7 +192,7 @@ def wait_in_backward(group: Group, _: Ready) -> bool:
 
 def wait_without_helping(group: Group, _: Ready) -> bool:
     """By a future of torch, and with a limit: neither runs the queue."""
-    postponed_calls.POSTPONED_S = postponed_calls.PATIENCE_S = WITHIN_S
+    postponement.POSTPONED_S = postponed_calls.PATIENCE_S = WITHIN_S
     use_own_threads(group)
     tensor, completions = values(group), CompletionPool()
 
@@ -227,11 +229,11 @@ def test_no_rank_waits_for_ever_for_the_end_of_a_backward_pass(
             assert all(rank.result(within_s=WITHIN_S) for rank in ranks)
 
 
-class PostponedSoon(PostponedCalls):
+class PostponedSoon(Postponement):
     """Says that the first job is due, and when asked again that it is postponed."""
 
     def __init__(self) -> None:
-        super().__init__(memoryview(bytearray(8)).cast("Q"), [])
+        super().__init__()
         self.answers_s = [0.0, 0.1]
 
     def left_s(self, queue: deque[Job]) -> float:
@@ -242,35 +244,30 @@ def test_the_background_thread_looks_again_before_it_runs_a_job() -> None:
     """While it waited for the lock, another thread may have run what was due."""
     ran: list[Deadline] = []
     with world(1, "tcp") as (alone,):
-        runner, postponed = handle_of(alone).runner, PostponedSoon()
+        runner, soon = handle_of(alone).runner, PostponedSoon()
         work = runner.message_work()
-        runner.postponed = postponed
+        runner.postponement = soon
         runner._queue.append(Job(ran.append, Deadline.after(60), work, nests=False))
         assert not runner._serve_once()
         assert not ran
-        assert not postponed.answers_s
-        runner.postponed = None
+        assert not soon.answers_s
+        runner.postponement = Postponement()
         assert runner._serve_once()
         assert len(ran) == 1
 
 
 def test_a_short_limit_ends_the_wait_of_those_before_it() -> None:
-    alone = memoryview(bytearray(8)).cast("Q")
-    postponed = PostponedCalls(alone, [])
-    weight = torch.ones(1, requires_grad=True)
-    found_s: list[float] = []
-
-    def in_backward(_: Tensor) -> None:
-        postponed.postpone(lambda: None)
-        patient, hasty = (
-            Job(lambda _: None, Deadline.after(limit_s), Work(), nests=False)
-            for limit_s in (3600.0, 0.2)
-        )
-        queues: list[list[Job]] = [[], [patient], [patient, hasty]]
-        found_s.extend(postponed.left_s(deque(queue)) for queue in queues)
-
-    weight.register_hook(in_backward)  # type: ignore[no-untyped-call]
-    weight.sum().backward()  # type: ignore[no-untyped-call]
-    nobody_s, patient_s, hasty_s = found_s
-    assert 0 <= patient_s <= nobody_s <= postponed_calls.POSTPONED_S
+    postponed = Postponement()
+    patient, hasty = (
+        Job(lambda _: None, Deadline.after(limit_s), Work(), nests=False)
+        for limit_s in (3600.0, 0.2)
+    )
+    queues: list[list[Job]] = [[], [patient], [patient, hasty]]
+    assert [postponed.left_s(deque(queue)) for queue in queues] == [0.0] * 3
+    postponed.begin()
+    nobody_s, patient_s, hasty_s = (postponed.left_s(deque(each)) for each in queues)
+    assert 0 <= patient_s <= nobody_s <= postponement.POSTPONED_S
     assert hasty_s <= 0.1
+    assert postponed.end()
+    assert not postponed.end()
+    assert [postponed.left_s(deque(queue)) for queue in queues] == [0.0] * 3
