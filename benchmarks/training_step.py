@@ -10,11 +10,11 @@ nothing, and FSDP2 on torch's "fake" backend, which only copies. What the backen
 is the difference, round by round. ``--barrier`` also times DDP's step with nothing but
 a barrier after the backward pass: what any backend adds, because ranks wait for the
 slowest and need the memory all at once. ``--unshared`` also times our DDP with buckets
-outside of shared memory. ``--ranks 2x8`` means 2 ranks with 8 compute
-threads each. With ``--device cuda`` all ranks are processes on one GPU. Both backends
-exist for the whole run and take turns; a time is the median over the rounds, with the
-quartiles beside it; one round is a batch of steps on the slowest rank. The gradients of
-DDP and the loss of FSDP2 are compared with one process first.
+outside of shared memory, or on a GPU each by itself. ``--ranks 2x8`` means 2 ranks with
+8 compute threads each. With ``--device cuda`` all ranks are processes on one GPU. Both
+backends exist for the whole run and take turns; a time is the median over the rounds,
+with the quartiles beside it; one round is a batch of steps on the slowest rank. The
+gradients of DDP and the loss of FSDP2 are compared with one process first.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
+from functools import wraps
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from torch import Tensor, nn
 
 from ringleader.backend.device import CudaDevice
 from ringleader.groups.group import handle_of
+from tests.torch import cuda_ddp
 
 RANKS = int(sys.argv[2]) if len(sys.argv) > 2 else 2
 LIMIT_S = 60.0
@@ -324,9 +326,18 @@ def a_lost_rank_is_named(rank: int) -> None:
     """The last one: nothing works after it."""
     tensor = torch.ones(5_000_000, device="cuda")
     dist.all_reduce(tensor)
+    model = nn.parallel.DistributedDataParallel(cuda_ddp.make())
+    loss = model(cuda_ddp.batch(rank, 0)).square().mean()
     if rank == 1:
         os._exit(9)
     started_s = time.monotonic()
+    try:
+        loss.backward()
+    except RuntimeError as exc:
+        if "rank 1" not in str(exc) or time.monotonic() - started_s > 5:
+            raise
+    else:
+        raise AssertionError("no error in the backward pass, though rank 1 is gone")
     try:
         for _ in range(1000):
             dist.all_reduce(tensor)
@@ -341,6 +352,16 @@ def a_lost_rank_is_named(rank: int) -> None:
     raise AssertionError("no error, though rank 1 is gone")
 
 
+def of_all_ranks(check: Callable[[int, int], None]) -> Callable[[int], None]:
+    """Return a check that is told how many ranks there are."""
+
+    @wraps(check)
+    def run(rank: int) -> None:
+        check(rank, RANKS)
+
+    return run
+
+
 CHECKS: tuple[Callable[[int], None], ...] = (
     all_reduce_has_the_right_values,
     memory_is_shared,
@@ -353,6 +374,7 @@ CHECKS: tuple[Callable[[int], None], ...] = (
     one_rank_on_the_cpu,
     other_collectives,
     ddp_trains_as_one_process_does,
+    *map(of_all_ranks, cuda_ddp.CHECKS),
     fsdp_trains_as_one_process_does,
     memory_of_groups_is_freed,
     groups_come_and_go,

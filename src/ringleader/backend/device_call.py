@@ -19,6 +19,7 @@ from torch._C._distributed_c10d import (
 
 from ringleader.backend.device import Device
 from ringleader.backend.device_collectives import (
+    ALIGN,
     AllGather,
     AllReduce,
     Broadcast,
@@ -42,7 +43,7 @@ _NO_REDUCTION = Reduction("none")
 
 class DeviceCall:
     """One call on one rank, on tensors of any device: ``ins`` are read, ``outs``
-    written.
+    written. An all_reduce may have several tensors, each of them in both.
     """
 
     def __init__(
@@ -68,29 +69,41 @@ class DeviceCall:
         """Bytes of the whole tensor; equal on all ranks."""
         return sum(part.nbytes for part in self._parts)
 
+    @property
+    def wanted_bytes(self) -> int:
+        """Room in a slot that is worth having: several tensors then are one piece."""
+        if self.name != "all_reduce" or len(self._parts) == 1:
+            return 0
+        return sum(-(-part.nbytes // ALIGN) * ALIGN for part in self._parts)
+
     def digest(self) -> bytes:
         """Return what is equal on all ranks that make the same call."""
-        lengths = tuple(part.numel() for part in self._parts)
-        return _digest(
-            self.name, self._op.name, self._root, self._parts[0].dtype, lengths
-        )
+        kinds = tuple((part.dtype, part.numel()) for part in self._parts)
+        return _digest(self.name, self._op.name, self._root, kinds)
 
     def device(self) -> torch.device:
         """Return the device of all tensors; "cpu" if the host has to do the call.
 
         It also reports mistakes, such as unlike lengths.
         """
-        mine = self._parts[self._rank] if len(self._parts) > 1 else self._parts[0]
-        others = self._outs if self._parts is self._ins else self._ins
-        is_plain = all(each.numel() == mine.numel() for each in others) and all(
-            each.device == mine.device
-            and each.dtype == mine.dtype
+        first = self._parts[0]
+        is_plain = self._fits_together() and all(
+            each.device == first.device
             and each.layout is torch.strided
+            and is_combined(each.dtype, self._op.name)
             for each in (*self._ins, *self._outs)
         )
-        if is_plain and is_combined(mine.dtype, self._op.name):
-            return mine.device
-        return torch.device("cpu")
+        return first.device if is_plain else torch.device("cpu")
+
+    def _fits_together(self) -> bool:
+        """Return whether the tensors of this rank have the right lengths and dtypes."""
+        if self.name == "all_reduce":
+            return True  # each of them is combined by itself
+        mine = self._parts[self._rank] if len(self._parts) > 1 else self._parts[0]
+        others = self._outs if self._parts is self._ins else self._ins
+        return all(each.numel() == mine.numel() for each in others) and all(
+            each.dtype == mine.dtype for each in (*self._ins, *self._outs)
+        )
 
     def start(self, device: Device, slot_bytes: int) -> Collective:
         """Return the collective on flat tensors, for use in the current stream."""
@@ -102,7 +115,7 @@ class DeviceCall:
         outs = [self._flat[id(tensor)] for tensor in self._outs]
         rank, op = self._rank, self._op.name
         if self.name == "all_reduce":
-            return AllReduce(rank, outs[0], op, slot_bytes)
+            return AllReduce(outs, op, slot_bytes)
         if self.name == "broadcast":
             return Broadcast(rank, (ins or outs)[0], self._root, slot_bytes)
         if self.name == "all_gather":
@@ -120,9 +133,9 @@ class DeviceCall:
 
 @lru_cache(maxsize=256)
 def _digest(
-    name: str, op: str, root: int, dtype: torch.dtype, lengths: tuple[int, ...]
+    name: str, op: str, root: int, kinds: tuple[tuple[torch.dtype, int], ...]
 ) -> bytes:
-    text = f"{name} {op} {root} {dtype} {list(lengths)}"
+    text = f"{name} {op} {root} {kinds}"
     return blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
 
 

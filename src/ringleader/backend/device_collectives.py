@@ -79,8 +79,63 @@ class Slot:
 class Collective(ABC):
     """One call on one rank, on flat tensors; ``publish`` and ``collect`` only enqueue.
 
-    Every rank has the same number of pieces of ``room_bytes`` in each slot.
+    Every rank has the same number of pieces.
     """
+
+    num_pieces: int
+
+    @abstractmethod
+    def publish(self, piece: int, slot: Slot) -> None:
+        """Write this rank's values of a piece to its slot."""
+
+    @abstractmethod
+    def collect(self, piece: int, slots: Sequence[Slot]) -> None:
+        """Read a piece from the slots of all ranks."""
+
+
+class AllReduce(Collective):
+    """Combine all ranks' ``tensors``, in place; a piece may hold several."""
+
+    def __init__(self, tensors: Sequence[Tensor], op: str, slot_bytes: int) -> None:
+        self._pieces = _packed(tensors, slot_bytes // ALIGN * ALIGN)
+        self.num_pieces = len(self._pieces)
+        self._op = op
+
+    def publish(self, piece: int, slot: Slot) -> None:
+        for at, part in self._pieces[piece]:
+            slot.place(part, at).copy_(part)
+
+    def collect(self, piece: int, slots: Sequence[Slot]) -> None:
+        for at, part in self._pieces[piece]:
+            _combine([slot.place(part, at) for slot in slots], part, self._op)
+
+
+def _packed(
+    tensors: Sequence[Tensor], room_bytes: int
+) -> list[list[tuple[int, Tensor]]]:
+    """Return pieces of at most ``room_bytes``: (place in a slot, part of a tensor).
+
+    Tensors follow each other, and are cut where a slot is full.
+    """
+    pieces: list[list[tuple[int, Tensor]]] = [[]]
+    at = 0
+    for tensor in tensors:
+        start, item_bytes = 0, tensor.element_size()
+        while start < len(tensor):
+            if room_bytes - at < item_bytes:
+                pieces.append([])
+                at = 0
+            fit = (room_bytes - at) // item_bytes
+            is_whole = start == 0 and len(tensor) <= fit
+            part = tensor if is_whole else tensor[start : start + fit]
+            pieces[-1].append((at, part))
+            start += len(part)
+            at += -(-part.nbytes // ALIGN) * ALIGN
+    return pieces
+
+
+class CutAlike(Collective):
+    """A collective whose tensors are cut into parts of the same length."""
 
     def __init__(
         self, rank: int, longest: int, room_bytes: int, item_bytes: int
@@ -95,33 +150,8 @@ class Collective(ABC):
             return tensor
         return tensor[piece * self._step : (piece + 1) * self._step]
 
-    @abstractmethod
-    def publish(self, piece: int, slot: Slot) -> None:
-        """Write this rank's values of a piece to its slot."""
 
-    @abstractmethod
-    def collect(self, piece: int, slots: Sequence[Slot]) -> None:
-        """Read a piece from the slots of all ranks."""
-
-
-class AllReduce(Collective):
-    """Combine all ranks' ``tensor``, in place."""
-
-    def __init__(self, rank: int, tensor: Tensor, op: str, slot_bytes: int) -> None:
-        super().__init__(rank, len(tensor), slot_bytes, tensor.element_size())
-        self._tensor = tensor
-        self._op = op
-
-    def publish(self, piece: int, slot: Slot) -> None:
-        part = self.part(self._tensor, piece)
-        slot.place(part).copy_(part)
-
-    def collect(self, piece: int, slots: Sequence[Slot]) -> None:
-        part = self.part(self._tensor, piece)
-        _combine([slot.place(part) for slot in slots], part, self._op)
-
-
-class ReduceScatter(Collective):
+class ReduceScatter(CutAlike):
     """Combine ``parts[r]`` of all ranks into ``out`` of rank r."""
 
     def __init__(
@@ -147,7 +177,7 @@ class ReduceScatter(Collective):
         _combine(values, out, self._op)
 
 
-class AllGather(Collective):
+class AllGather(CutAlike):
     """Copy all ranks' ``tensor`` into ``outs``, whose lengths may differ."""
 
     def __init__(
@@ -172,7 +202,7 @@ class AllGather(Collective):
                 part.copy_(own)
 
 
-class Broadcast(Collective):
+class Broadcast(CutAlike):
     """Copy ``tensor`` of the root to all ranks."""
 
     def __init__(self, rank: int, tensor: Tensor, root: int, slot_bytes: int) -> None:

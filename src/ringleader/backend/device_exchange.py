@@ -48,7 +48,7 @@ def is_short(num_bytes: int) -> bool:
     return num_bytes <= MIN_BYTES
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Question:
     """Whether a call can be done in device memory; all ranks ask it, or none.
 
@@ -57,10 +57,14 @@ class Question:
 
     exchange: DeviceExchange
     call: DeviceCall
+    has_succeeded: bool = False
+    """Whether the call was done there."""
 
     def __call__(self, device: Device, after: Sequence[Event]) -> Event | None:
         """Do the call after these events; return its end, or None if not all agree."""
-        return self.exchange.run(self.call, device, after)
+        end = self.exchange.run(self.call, device, after)
+        self.has_succeeded = end is not None
+        return end
 
     def are_on_host(self) -> bool:
         """Tell the others that the tensors of this rank are on the CPU.
@@ -78,6 +82,8 @@ class DeviceExchange:
         self._slots: DeviceSlots | None = None
         """None until the first call on which all ranks agree."""
         self._device_id = NO_DEVICE
+        self._most_bytes = device_slots.MAX_SLOT_BYTES
+        """Larger slots are not to be had; equal on all ranks."""
         self._last: Event | None = None
         self._off_reason = ""
         """Why the path is never taken any more; equal on all ranks."""
@@ -85,6 +91,11 @@ class DeviceExchange:
         self._rows = bytearray(_ROW_BYTES * group.size)
         self._given = torch.frombuffer(self._row, dtype=torch.uint8)
         self._found = torch.frombuffer(self._rows, dtype=torch.uint8)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether calls may take this path; equal on all ranks."""
+        return not self._off_reason
 
     @property
     def is_open(self) -> bool:
@@ -113,16 +124,15 @@ class DeviceExchange:
             return None
         with device.d2h_stream():
             self._wait_for(after, device)
-            work = call.start(device, device_slots.SLOT_BYTES)
-            is_open = own_id == self._device_id
-            if is_open:
-                self._publish(work, 0, device)
+            work = None
+            if own_id == self._device_id and self._has_room(call):
+                work = self._start(call, device)
             if not self.agree(call, own_id):
                 return None
-            if not is_open:
-                if not self._open(device, where):
+            if work is None:
+                if not self._open(device, where, call.wanted_bytes):
                     return None
-                self._publish(work, 0, device)
+                work = self._start(call, device)
                 self.agree(call, own_id)
             self._collect(work, 0)
             for piece in range(1, work.num_pieces):
@@ -132,6 +142,18 @@ class DeviceExchange:
             call.finish()
             self._last = device.record_event()
         return self._last
+
+    def _has_room(self, call: DeviceCall) -> bool:
+        """Return whether slots are as large as the call wants; equal on all ranks."""
+        assert self._slots is not None
+        return self._slots.slot_bytes >= min(call.wanted_bytes, self._most_bytes)
+
+    def _start(self, call: DeviceCall, device: Device) -> Collective:
+        """Write the first piece of a call to our slot."""
+        assert self._slots is not None
+        work = call.start(device, self._slots.slot_bytes)
+        self._publish(work, 0, device)
+        return work
 
     def _wait_for(self, events: Sequence[Event], device: Device) -> None:
         """Let the current stream wait for events of other streams."""
@@ -167,17 +189,25 @@ class DeviceExchange:
             self._turn_off("the ranks have their tensors on several GPUs")
         return False
 
-    def _open(self, device: Device, where: torch.device) -> bool:
-        """Share memory of the device; return whether all ranks can."""
-        if self._slots is not None:
+    def _open(self, device: Device, where: torch.device, wanted_bytes: int) -> bool:
+        """Share memory of the device, or more of it; return whether all ranks can."""
+        device_id = device_memory.device_id(where)
+        if self._slots is not None and device_id != self._device_id:
             self._turn_off("a group shares the memory of one GPU only")
             return False
+        if self._last is not None:
+            self._last.synchronize()  # it has read the slots that we have
+        self._slots = None
         with torch.inference_mode(False):  # its memory could be used only there
-            self._slots, reason = DeviceSlots.open(self._group, device, where)
+            self._slots, reason = DeviceSlots.open(
+                self._group, device, where, wanted_bytes
+            )
         if self._slots is None:
             self._turn_off(reason)
             return False
-        self._device_id = device_memory.device_id(where)
+        self._device_id = device_id
+        if self._slots.slot_bytes < wanted_bytes:
+            self._most_bytes = self._slots.slot_bytes
         return True
 
     def _turn_off(self, reason: str) -> None:

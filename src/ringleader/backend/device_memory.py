@@ -56,6 +56,12 @@ def _read_id(device: torch.device) -> bytes:
     return bytes.fromhex(digits) if len(digits) == 2 * ID_BYTES else NO_DEVICE
 
 
+def free_bytes(device: torch.device) -> int:
+    """Return the memory of ``device`` that no process has."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return free
+
+
 def grant(memory: Tensor) -> bytes:
     """Return a grant of ``memory`` for one peer; RuntimeError if CUDA refuses."""
     storage: Any = memory.untyped_storage()

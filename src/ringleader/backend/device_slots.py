@@ -7,13 +7,18 @@ from torch import Tensor
 
 from ringleader.backend import device_memory
 from ringleader.backend.device import Device
-from ringleader.backend.device_collectives import Slot
+from ringleader.backend.device_collectives import ALIGN, Slot
 from ringleader.backend.device_memory import GRANT_BYTES
 from ringleader.groups.group import Group
 
 SLOT_BYTES = 32 << 20
 """More than a bucket of DDP, which then is one piece."""
+MAX_SLOT_BYTES = 128 << 20
+"""Room for all gradients of a smaller model, which then are one piece. A larger one
+computes for so long that a second piece hardly counts."""
 NUM_SLOTS = 2
+MAX_SHARE = 4
+"""Slots that are larger than SLOT_BYTES take at most this part of the free memory."""
 
 
 class DeviceSlots:
@@ -21,6 +26,8 @@ class DeviceSlots:
 
     def __init__(self, memory: list[Tensor]) -> None:
         room = len(memory[0]) // NUM_SLOTS
+        self.slot_bytes = room
+        """Equal on all ranks."""
         self._slots = [
             [Slot(each[k * room : (k + 1) * room]) for each in memory]
             for k in range(NUM_SLOTS)
@@ -29,10 +36,14 @@ class DeviceSlots:
 
     @classmethod
     def open(
-        cls, group: Group, device: Device, where: torch.device
+        cls, group: Group, device: Device, where: torch.device, wanted_bytes: int
     ) -> tuple[DeviceSlots | None, str]:
-        """Allocate and map the memory of all ranks: (slots, "") or (None, reason)."""
-        own, grants, reason = _allocate(group, device, where)
+        """Allocate and map the memory of all ranks: (slots, "") or (None, reason).
+
+        A slot has SLOT_BYTES, or up to ``wanted_bytes`` if that is more.
+        """
+        slot_bytes = _slot_bytes(group, where, wanted_bytes)
+        own, grants, reason = _allocate(group, device, where, slot_bytes)
         rows, memory = _all_gather(group, grants), [own]
         if not reason:
             at = group.rank * GRANT_BYTES
@@ -56,13 +67,23 @@ class DeviceSlots:
         self._turn += 1
 
 
+def _slot_bytes(group: Group, where: torch.device, wanted_bytes: int) -> int:
+    """Return the size of a slot, the same on all ranks."""
+    if wanted_bytes <= SLOT_BYTES:
+        return SLOT_BYTES
+    own = device_memory.free_bytes(where).to_bytes(8, "little")
+    free = min(int.from_bytes(row, "little") for row in _all_gather(group, own))
+    most = min(MAX_SLOT_BYTES, free // (MAX_SHARE * NUM_SLOTS * group.size))
+    return max(SLOT_BYTES, min(wanted_bytes, most) // ALIGN * ALIGN)
+
+
 def _allocate(
-    group: Group, device: Device, where: torch.device
+    group: Group, device: Device, where: torch.device, slot_bytes: int
 ) -> tuple[Tensor, bytes, str]:
     """Return our memory, a grant for each rank, and why there are none, if so."""
     grants, own = [bytes(GRANT_BYTES)] * group.size, torch.empty(0, device=where)
     try:
-        own = torch.empty(NUM_SLOTS * SLOT_BYTES, dtype=torch.uint8, device=where)
+        own = torch.empty(NUM_SLOTS * slot_bytes, dtype=torch.uint8, device=where)
         device.record_event().synchronize()  # the memory was another tensor's
         for peer in range(group.size):
             if peer != group.rank:

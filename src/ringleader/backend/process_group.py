@@ -107,8 +107,9 @@ class RingleaderGroup(ProcessGroup):
         self.exchange: DeviceExchange | None = None
         """Collectives of tensors that are on one GPU; on all ranks or none."""
         self._coalesced: list[BackendWork] | None = None
-        self._error_context = error_context.ErrorContext(group, self._identity)
-        self._repeated = RepeatedCalls(group, self._error_context, self._staging)
+        self.error_context = error_context.ErrorContext(group, self._identity)
+        """Says in errors of this group which operation of which ranks has failed."""
+        self._repeated = RepeatedCalls(group, self.error_context, self._staging)
         self._allow_repeated()
         register_devices(self, available_devices())
 
@@ -192,29 +193,38 @@ class RingleaderGroup(ProcessGroup):
         if tensor.layout is torch.sparse_coo:
             body = partial(coo_all_reduce.all_reduce, self.group, tensor, op)
             return self.run_together(opts, body, [tensor])
-        return self._all_reduce(opts, tensor, op)
+        return self.all_reduce(opts, tensor, op)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> BackendWork:
         opts = options_of(AllreduceCoalescedOptions, opts)
         op = reduction(opts.reduceOp)
         tensors = [unwrap(t) for t in tensors]
-        works = [self._all_reduce(opts, tensor, op) for tensor in tensors]
+        works = [self.all_reduce(opts, tensor, op) for tensor in tensors]
         return self._all_of(works, tensors)
 
     def _in_layers(self, opts: Any, tensors: Tensors, steps: Steps) -> BackendWork:
         """Run one operation by ``layer``; the first tensor is its result."""
         how = self._call_options(opts)
-        with self._error_context:
+        with self.error_context:
             if tensors[0].is_cpu:
                 run = partial(steps.run, tensors)
                 work = handle_of(self.group).together(run, **how)
                 return self._make_handle(work, tensors[:1])
-            stage = self._stage(tensors[0].device)
+            stage = self.stage(tensors[0].device)
             work, deliver = stage.in_layers(self.group, steps, tensors, **how)
             return self._make_handle(work, tensors[:1], deliver, stage.device)
 
-    def _all_reduce(self, opts: Any, tensor: Tensor, op: Reduction) -> BackendWork:
-        """Reduce by a relay if possible; a device takes part in it without staging."""
+    def all_reduce(
+        self,
+        opts: Any,
+        tensor: Tensor,
+        op: Reduction,
+        question: Question | None = None,
+    ) -> BackendWork:
+        """Reduce by a relay if possible; a device takes part in it without staging.
+
+        ``question`` is asked instead of that about this call alone.
+        """
         layer = self.layer
         if layer is not None and op.factor is None and layer.serves(tensor, op.name):
             return self._in_layers(opts, [tensor], layer.all_reduce(op.name))
@@ -226,10 +236,10 @@ class RingleaderGroup(ProcessGroup):
             body = _all_reduce(self.group, op)
             return self._start(opts, both, both, body, both, width=width)
         how = self._call_options(opts)
-        how["attempt"] = self._question(opts, both, both)
-        with self._error_context:
+        how["attempt"] = question or self._question(opts, both, both)
+        with self.error_context:
             reductions.combine(tensor.dtype, op.name)  # raises now, not when it runs
-            stage = self._stage(tensor.device)
+            stage = self.stage(tensor.device)
             work, deliver = stage.all_reduce(self.group, relay, tensor, op.name, **how)
             self._repeated.on_devices.keep(opts, tensor, op.name)
             return self._make_handle(work, both, deliver, stage.device)
@@ -526,7 +536,7 @@ class RingleaderGroup(ProcessGroup):
         result: Tensors,
         deliver: Callable[[], None] | None,
     ) -> BackendWork:
-        with self._error_context:
+        with self.error_context:
             return self._make_handle(post(), result, deliver)
 
     # -- running operations --------------------------------------------------------
@@ -558,7 +568,7 @@ class RingleaderGroup(ProcessGroup):
         try:
             operation(*arguments)
         except RingleaderError:
-            with self._error_context:  # entering it for every call takes time
+            with self.error_context:  # entering it for every call takes time
                 raise
         return None
 
@@ -576,10 +586,10 @@ class RingleaderGroup(ProcessGroup):
         how = self._call_options(opts)
         device = next((t.device for t in (*outs, *ins)), _CPU)
         question = self._question(opts, ins, outs)
-        with self._error_context:
+        with self.error_context:
             if device != _CPU:
                 _check_reduction(opts, (*outs, *ins)[0].dtype)
-                stage, how["attempt"] = self._stage(device), question
+                stage, how["attempt"] = self.stage(device), question
                 work, deliver = stage.run(self.group, ins, outs, body, width, **how)
                 return self._make_handle(work, result, deliver, stage.device)
             if self.is_staged:
@@ -594,7 +604,7 @@ class RingleaderGroup(ProcessGroup):
     ) -> BackendWork:
         """Run what ``body`` calls on our group as one operation."""
         how = self._call_options(opts)
-        with self._error_context:
+        with self.error_context:
             work = handle_of(self.group).together(body, **how)
             return self._make_handle(work, result)
 
@@ -618,7 +628,7 @@ class RingleaderGroup(ProcessGroup):
 
     def _all_of(self, works: list[BackendWork], result: Tensors) -> BackendWork:
         return BackendWork.of_all(
-            works, self._completion_pool, add_context=self._error_context, result=result
+            works, self._completion_pool, add_context=self.error_context, result=result
         )
 
     def _call_options(self, opts: Any) -> dict[str, Any]:
@@ -638,7 +648,7 @@ class RingleaderGroup(ProcessGroup):
             [work],
             result or [],
             self._completion_pool,
-            add_context=self._error_context,
+            add_context=self.error_context,
             deliver=deliver,
             device=device,
         )
@@ -646,7 +656,8 @@ class RingleaderGroup(ProcessGroup):
             self._coalesced.append(handle)
         return handle
 
-    def _stage(self, device: torch.device) -> HostStaging:
+    def stage(self, device: torch.device) -> HostStaging:
+        """Return what copies tensors of ``device``."""
         if device not in self._staging:  # two threads may run this at once
             self._staging.setdefault(device, HostStaging(device_of(device)))
         return self._staging[device]
@@ -668,7 +679,7 @@ class RingleaderGroup(ProcessGroup):
         if handles is None:
             raise ConfigError("_end_coalescing without _start_coalescing")
         return BackendWork.of_all(
-            handles, self._completion_pool, add_context=self._error_context
+            handles, self._completion_pool, add_context=self.error_context
         )
 
     start_coalescing = _start_coalescing  # the names for C++

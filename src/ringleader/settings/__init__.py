@@ -45,9 +45,9 @@ def helper_threads(env: Mapping[str, str] | None = None) -> int | None:
 
 
 def shares_buckets(env: Mapping[str, str] | None = None) -> bool:
-    """Return whether DDP's buckets may be in shared memory: RINGLEADER_SHARED_BUCKETS.
+    """Return whether ranks of a host share DDP's buckets: RINGLEADER_SHARED_BUCKETS.
 
-    They may unless it is 0.
+    They do unless it is 0: in shared memory, or in one exchange on a GPU.
     """
     env = os.environ if env is None else env
     name = "RINGLEADER_SHARED_BUCKETS"

@@ -347,7 +347,7 @@ def test_every_element_is_in_one_piece(size: int, dtype: torch.dtype) -> None:
         outs = [torch.zeros(count, dtype=dtype) for _ in range(size)]
         sums = [t.clone() for t in tensors]
         works: list[Sequence[Collective]] = [
-            [AllReduce(r, sums[r], "sum", slot_bytes) for r in range(size)],
+            [AllReduce([sums[r]], "sum", slot_bytes) for r in range(size)],
             [
                 ReduceScatter(r, outs[r], parts[r], "sum", slot_bytes)
                 for r in range(size)
