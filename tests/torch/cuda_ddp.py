@@ -149,6 +149,30 @@ def a_large_model_has_larger_slots(rank: int, size: int) -> None:
     compare(model, size, width)
 
 
+def a_short_last_bucket_joins_the_others(rank: int, size: int) -> None:
+    """Else the reducer would wait for it until it is no longer postponed."""
+
+    def make_short() -> nn.Module:
+        return nn.Sequential(nn.LayerNorm(WIDTH, dtype=torch.float64).cuda(), make())
+
+    model, alone = DDP(make_short(), bucket_cap_mb=1), make_short()
+    for step in range(STEPS):
+        started_s = time.monotonic()
+        with asked(1 if step > 1 else None):
+            model(batch(rank, step)).square().mean().backward()
+        took_s = time.monotonic() - started_s
+        if step > 1 and took_s > postponement.POSTPONED_S / 2:
+            raise AssertionError(f"a pass took {took_s:.2f} s")
+        for other in range(size):
+            (alone(batch(other, step)).square().mean() / size).backward()
+    pairs = zip(model.parameters(), alone.parameters(), strict=True)
+    for a, b in pairs:
+        assert a.grad is not None
+        assert b.grad is not None
+        if not (a.grad - b.grad).abs().max().item() < 1e-12:
+            raise ArithmeticError("a gradient is off")
+
+
 def passes_inside_of_passes(rank: int, size: int) -> None:
     net = make()
     net.is_reentrant = True
@@ -323,6 +347,7 @@ def a_pass_that_fails(rank: int, size: int) -> None:
 CHECKS: tuple[Callable[[int, int], None], ...] = (
     buckets_are_reduced_together,
     a_large_model_has_larger_slots,
+    a_short_last_bucket_joins_the_others,
     passes_inside_of_passes,
     other_operations_on_the_way,
     a_late_device_and_other_streams,

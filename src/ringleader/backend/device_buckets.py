@@ -26,7 +26,7 @@ from torch.futures import Future
 
 from ringleader.backend.device import Event
 from ringleader.backend.device_collectives import is_combined
-from ringleader.backend.device_exchange import is_short
+from ringleader.backend.device_exchange import Question, is_short
 from ringleader.backend.process_group import RingleaderGroup
 from ringleader.backend.torch_options import Reduction, timeout_of
 from ringleader.backend.work import NO_TIMEOUT
@@ -55,16 +55,19 @@ class DeviceBuckets:
         self, opts: AllreduceOptions, tensor: Tensor, op: Reduction
     ) -> BucketWork | None:
         """Reduce a bucket at the end of this pass; None if that is not possible."""
-        if not self._may_join(opts, tensor, op) or not self._will_end():
+        will_end = self._will_end()  # also if another pass has begun the batch
+        if not will_end or not self._may_join(opts, tensor, op):
             return None
         device = self.group.stage(tensor.device).device
         with device.guard():
             bucket = Bucket(tensor, device.record_event())
         handle_of(self.group.group).runner.postponement.begin()
-        batch = self._batch
-        if batch is None or not batch.add(bucket, op):
-            batch = self._batch = Batch(self, bucket, opts, op)
-        return BucketWork(batch, bucket)
+        if self._batch is None or not self._batch.add(bucket, op):
+            if not self._may_begin(tensor):
+                return None
+            self._batch = Batch(self, bucket, opts, op)
+        self.group.count_call()
+        return BucketWork(self._batch, bucket)
 
     def _may_join(self, opts: AllreduceOptions, tensor: Tensor, op: Reduction) -> bool:
         """Return whether such a bucket can be reduced in device memory, and later."""
@@ -78,9 +81,15 @@ class DeviceBuckets:
             and group.layer is None
             and tensor.layout is torch.strided
             and is_combined(tensor.dtype, op.name)
-            and not is_short(tensor.nbytes)
-            and handle_of(group.group).relay(tensor.nbytes) is not None
         )
+
+    def _may_begin(self, tensor: Tensor) -> bool:
+        """Return whether such a bucket may be the first one of an operation.
+
+        About a short one nobody asks; behind a long one it needs no question.
+        """
+        relay = handle_of(self.group.group).relay(tensor.nbytes)
+        return not is_short(tensor.nbytes) and relay is not None
 
     def _will_end(self) -> bool:
         """Return whether this is a backward pass, whose end runs the operation."""
@@ -104,6 +113,7 @@ class DeviceBuckets:
             batch.wait()
         finally:
             self._ending = 0
+            handle_of(self.group.group).runner.run_soon()  # what is queued behind it
 
     def is_ending(self) -> bool:
         """Return whether this thread ends a pass."""
@@ -140,17 +150,17 @@ class Batch:
     ) -> None:
         self._owner = buckets
         self._group = buckets.group
-        self._opts = AllreduceOptions()
+        self._opts, self._op = AllreduceOptions(), op
         self._opts.reduceOp = opts.reduceOp
-        self._opts.asyncOp = False  # as a part of this operation
-        self._op = op
+        self._device = first.tensor.device
         self._lock = threading.Lock()
-        """Held to add a bucket, and before the first of them is reduced."""
+        """Held to add a bucket. Who reduces or completes them waits for it once: none
+        is added to what is no longer queued."""
         self._buckets = [first]
         handle = handle_of(self._group.group)
         self._runner = handle.runner
         with self._group.error_context:
-            self._work = handle.together(self._run, async_op=True, may_postpone=False)
+            self._work = handle.together(self._run, async_op=True, is_postponed=True)
         self._work.when_done(self._complete)
 
     def add(self, bucket: Bucket, op: Reduction) -> bool:
@@ -158,8 +168,9 @@ class Batch:
 
         Operations that were called meanwhile come before it, on all ranks.
         """
+        is_alike = (op.name, bucket.tensor.device) == (self._op.name, self._device)
         with self._lock:
-            fits = self._op.name == op.name and self._runner.is_last(self._work)
+            fits = is_alike and self._runner.extend(self._work)
             if fits:
                 self._buckets.append(bucket)
             return fits
@@ -171,10 +182,9 @@ class Batch:
 
     def _run(self) -> None:
         """Reduce all buckets: in one exchange, or one by one."""
-        self._runner.postponement.end()
         with self._lock:
             buckets = self._buckets
-        device = self._group.stage(buckets[0].tensor.device).device
+        device = self._group.stage(self._device).device
         with device.guard():
             for bucket in buckets:
                 device.wait_event(bucket.ready)
@@ -183,21 +193,41 @@ class Batch:
                 device.synchronize()  # the reducer does not know our stream
 
     def _reduce(self, tensors: list[Tensor]) -> None:
-        group, opts, op = self._group, self._opts, self._op
         first, *others = tensors
-        assert group.exchange is not None
-        question = group.exchange.question(opts, tensors, tensors)
-        group.all_reduce(opts, first, op, question).wait()
+        question = self._question(tensors)
+        self._reduce_one(first, question)
         if question is None or not question.has_succeeded:
             for each in others:
-                group.all_reduce(opts, each, op).wait()
+                self._reduce_one(each, self._question([each]))
+
+    def _question(self, tensors: list[Tensor]) -> Question | None:
+        assert self._group.exchange is not None
+        return self._group.exchange.question(self._opts, tensors, tensors)
+
+    def _reduce_one(self, tensor: Tensor, question: Question | None) -> None:
+        """Reduce a bucket through host memory, unless ``question`` does it."""
+        group, both, op = self._group.group, [tensor], self._op.name
+        stage = self._group.stage(self._device)
+        relay = handle_of(group).relay(tensor.nbytes)
+        if relay is not None:
+            work, deliver = stage.all_reduce(group, relay, tensor, op, attempt=question)
+        else:
+
+            def body(_: list[Tensor], outs: list[Tensor]) -> object:
+                return group.all_reduce(outs[0], op)
+
+            work, deliver = stage.run(group, both, both, body, 1, attempt=question)
+        work.wait()
+        deliver()
 
     def _complete(self) -> None:
         """Complete the futures, which have no callbacks but the reducer's own."""
         error = self._work.error()
         if error is not None:
             error = self._group.error_context(error)
-        for bucket in self._buckets:
+        with self._lock:  # the group may have ended while one was being added
+            buckets = self._buckets
+        for bucket in buckets:
             if error is None:
                 bucket.end.set_result([bucket.tensor])
             else:

@@ -191,23 +191,27 @@ class DeviceExchange:
 
     def _open(self, device: Device, where: torch.device, wanted_bytes: int) -> bool:
         """Share memory of the device, or more of it; return whether all ranks can."""
-        device_id = device_memory.device_id(where)
-        if self._slots is not None and device_id != self._device_id:
+        device_id, before = device_memory.device_id(where), self._slots
+        if before is not None and device_id != self._device_id:
             self._turn_off("a group shares the memory of one GPU only")
             return False
-        if self._last is not None:
-            self._last.synchronize()  # it has read the slots that we have
-        self._slots = None
-        with torch.inference_mode(False):  # its memory could be used only there
-            self._slots, reason = DeviceSlots.open(
-                self._group, device, where, wanted_bytes
-            )
-        if self._slots is None:
+        room = device_slots.choose_slot_bytes(self._group, where, wanted_bytes)
+        slots, reason = before, ""
+        if before is None or room > before.slot_bytes:
+            with torch.inference_mode(False):  # its memory could be used only there
+                slots, reason = DeviceSlots.open(self._group, device, where, room)
+        if slots is None and before is None:
+            device_memory.refuse(where)  # what was granted in vain is not freed
             self._turn_off(reason)
             return False
-        self._device_id = device_id
+        if self._last is not None:
+            self._last.synchronize()  # it has read the slots of before
+        self._slots, self._device_id = slots or before, device_id
+        assert self._slots is not None
         if self._slots.slot_bytes < wanted_bytes:
             self._most_bytes = self._slots.slot_bytes
+            why = reason or "more would take too much of the free memory"
+            _log.info("cuda: slots stay at %d bytes: %s", self._most_bytes, why)
         return True
 
     def _turn_off(self, reason: str) -> None:

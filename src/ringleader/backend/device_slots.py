@@ -36,13 +36,9 @@ class DeviceSlots:
 
     @classmethod
     def open(
-        cls, group: Group, device: Device, where: torch.device, wanted_bytes: int
+        cls, group: Group, device: Device, where: torch.device, slot_bytes: int
     ) -> tuple[DeviceSlots | None, str]:
-        """Allocate and map the memory of all ranks: (slots, "") or (None, reason).
-
-        A slot has SLOT_BYTES, or up to ``wanted_bytes`` if that is more.
-        """
-        slot_bytes = _slot_bytes(group, where, wanted_bytes)
+        """Allocate and map the memory of all ranks: (slots, "") or (None, reason)."""
         own, grants, reason = _allocate(group, device, where, slot_bytes)
         rows, memory = _all_gather(group, grants), [own]
         if not reason:
@@ -51,7 +47,6 @@ class DeviceSlots:
             memory, reason = _map(own, group.rank, given)
         told = _all_gather(group, bytes([bool(reason)]))
         if any(map(any, told)):
-            device_memory.refuse(where)  # memory that was granted in vain is not freed
             first = next(peer for peer, row in enumerate(told) if any(row))
             return None, reason or f"rank {first} cannot share device memory"
         for each in memory:
@@ -67,8 +62,11 @@ class DeviceSlots:
         self._turn += 1
 
 
-def _slot_bytes(group: Group, where: torch.device, wanted_bytes: int) -> int:
-    """Return the size of a slot, the same on all ranks."""
+def choose_slot_bytes(group: Group, where: torch.device, wanted_bytes: int) -> int:
+    """Return the size of a slot, the same on all ranks, which wish the same.
+
+    It is SLOT_BYTES, or up to ``wanted_bytes`` if that is more.
+    """
     if wanted_bytes <= SLOT_BYTES:
         return SLOT_BYTES
     own = device_memory.free_bytes(where).to_bytes(8, "little")

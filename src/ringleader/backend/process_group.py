@@ -193,13 +193,13 @@ class RingleaderGroup(ProcessGroup):
         if tensor.layout is torch.sparse_coo:
             body = partial(coo_all_reduce.all_reduce, self.group, tensor, op)
             return self.run_together(opts, body, [tensor])
-        return self.all_reduce(opts, tensor, op)
+        return self._all_reduce(opts, tensor, op)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> BackendWork:
         opts = options_of(AllreduceCoalescedOptions, opts)
         op = reduction(opts.reduceOp)
         tensors = [unwrap(t) for t in tensors]
-        works = [self.all_reduce(opts, tensor, op) for tensor in tensors]
+        works = [self._all_reduce(opts, tensor, op) for tensor in tensors]
         return self._all_of(works, tensors)
 
     def _in_layers(self, opts: Any, tensors: Tensors, steps: Steps) -> BackendWork:
@@ -214,17 +214,8 @@ class RingleaderGroup(ProcessGroup):
             work, deliver = stage.in_layers(self.group, steps, tensors, **how)
             return self._make_handle(work, tensors[:1], deliver, stage.device)
 
-    def all_reduce(
-        self,
-        opts: Any,
-        tensor: Tensor,
-        op: Reduction,
-        question: Question | None = None,
-    ) -> BackendWork:
-        """Reduce by a relay if possible; a device takes part in it without staging.
-
-        ``question`` is asked instead of that about this call alone.
-        """
+    def _all_reduce(self, opts: Any, tensor: Tensor, op: Reduction) -> BackendWork:
+        """Reduce by a relay if possible; a device takes part in it without staging."""
         layer = self.layer
         if layer is not None and op.factor is None and layer.serves(tensor, op.name):
             return self._in_layers(opts, [tensor], layer.all_reduce(op.name))
@@ -236,7 +227,7 @@ class RingleaderGroup(ProcessGroup):
             body = _all_reduce(self.group, op)
             return self._start(opts, both, both, body, both, width=width)
         how = self._call_options(opts)
-        how["attempt"] = question or self._question(opts, both, both)
+        how["attempt"] = self._question(opts, both, both)
         with self.error_context:
             reductions.combine(tensor.dtype, op.name)  # raises now, not when it runs
             stage = self.stage(tensor.device)
@@ -607,6 +598,10 @@ class RingleaderGroup(ProcessGroup):
         with self.error_context:
             work = handle_of(self.group).together(body, **how)
             return self._make_handle(work, result)
+
+    def count_call(self) -> None:
+        """Count an operation that another object runs on our group."""
+        self._sequence += 1
 
     def _question(self, opts: Any, ins: Tensors, outs: Tensors) -> Question | None:
         """Return what ranks agree on before such a call, if they have to."""

@@ -123,7 +123,7 @@ class HostStaging:
                 with device.guard():
                     device.wait_event(end)
 
-        return handle_of(group).together(job, may_postpone=False, **how), deliver
+        return handle_of(group).together(job, is_postponed=False, **how), deliver
 
     def close(self) -> None:
         """Release shared and host memory. Call it when the group has ended."""

@@ -120,14 +120,14 @@ class GroupHandle:
         *,
         timeout_s: float | None = None,
         async_op: bool = False,
-        may_postpone: bool = True,
+        is_postponed: bool | None = None,
     ) -> Work:
         """Run the collectives that ``body`` calls on this group as one operation.
 
         No other operation runs between them, and they share one deadline. ``body`` may
         run in another thread. An exception in it breaks the group, because the other
-        ranks wait for this one. ``may_postpone``: the end of a backward pass may run
-        it.
+        ranks wait for this one. ``is_postponed``: whether the end of a backward pass
+        runs it; None lets the group decide.
         """
         limit_s = self.runner.waiter.default_s if timeout_s is None else timeout_s
 
@@ -135,7 +135,7 @@ class GroupHandle:
             body()
 
         return self.runner.call(
-            run, limit_s, async_op=async_op, nests=True, may_postpone=may_postpone
+            run, limit_s, async_op=async_op, nests=True, is_postponed=is_postponed
         )
 
     # -- accelerators --------------------------------------------------------------

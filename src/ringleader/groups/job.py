@@ -20,3 +20,5 @@ class Job:
     """Whether ``body`` calls further operations."""
     number: int = 0
     """Which operation of the group it is; 0 where none is ever postponed."""
+    is_postponed: bool = False
+    """Whether the background thread leaves it alone for a while."""

@@ -57,8 +57,8 @@ class PostponedCalls:
         self._mine[0] = self._num_issued
         return self._num_issued
 
-    def postpone(self, at_end: Callable[[], None]) -> None:
-        """Postpone queued operations if this thread is in a backward pass.
+    def postpone(self, at_end: Callable[[], None]) -> bool:
+        """Postpone an operation if this thread is in a backward pass, and return that.
 
         ``at_end`` is called in this thread when the pass has computed all gradients.
         """
@@ -70,10 +70,11 @@ class PostponedCalls:
             except RuntimeError:  # a pass that takes no callbacks
                 current = -1
         self._pass = current
-        if current != -1:
-            self._postponement.begin()
-        else:
+        if current == -1:
             self._postponement.end()
+            return False
+        self._postponement.begin()
+        return True
 
     def run_issued(self, queue: deque[Job], run: Callable[[Work], None]) -> None:
         """Run the jobs of ``queue`` that all ranks have issued or issue soon.

@@ -84,9 +84,13 @@ class Runner:
         *,
         async_op: bool,
         nests: bool = False,
-        may_postpone: bool = True,
+        is_postponed: bool | None = None,
     ) -> Work:
-        """Run ``body`` after earlier operations, or as part of this thread's one."""
+        """Run ``body`` after earlier operations, or as part of this thread's one.
+
+        ``is_postponed``: whether the background thread leaves an asynchronous one alone
+        for a while; None lets ``postponed`` decide.
+        """
         if self._owner == get_ident():
             return self._nested(body, nests=nests)
         turn = self._turns.here()
@@ -101,17 +105,23 @@ class Runner:
                 self.lock.release()
         self.check()
         job = Job(body, Deadline.after(timeout_s), Work(self), nests, number)
+        if async_op and turn is None:
+            job.is_postponed = self._postpones(is_postponed)
         add = self._queue.append if turn is None else turn.add
         add(job)
         if async_op:
-            if postponed is not None and may_postpone and turn is None:
-                postponed.postpone(self._catch_up)
             if installed.observer is not None:
                 installed.observer.queued()
             self._ensure_thread()
         else:
             job.work.wait()
         return job.work
+
+    def _postpones(self, asked: bool | None) -> bool:
+        """Return whether an operation that is called now is postponed."""
+        if asked is None and (postponed := self.postponed) is not None:
+            return postponed.postpone(self._catch_up)
+        return bool(asked)
 
     def has_time_here(self) -> bool:
         """Whether this thread runs an operation whose deadline is not over."""
@@ -200,7 +210,7 @@ class Runner:
                 self._leave()
             self.lock.release()
         if postponed is not None:
-            postponed.postpone(self._catch_up)
+            job.is_postponed = postponed.postpone(self._catch_up)
         self._ensure_thread()
         return work
 
@@ -297,14 +307,24 @@ class Runner:
             self._ensure_thread()
 
     def run_soon(self) -> None:
-        """Let the background thread run what is postponed."""
-        if self.postponement.end():
+        """Let the background thread run what is queued, postponed or not."""
+        self.postponement.end()
+        if self._queue:
             self._ensure_thread()
 
-    def is_last(self, work: Work) -> bool:
-        """Whether ``work`` is queued, and nothing behind it."""
+    def extend(self, work: Work) -> bool:
+        """Count one more operation as part of ``work``, if that is queued as the last.
+
+        Its time limit begins anew. Returns False if ``work`` is not the last: others
+        would come before what is added.
+        """
         with contextlib.suppress(IndexError):  # it is empty
-            return self._queue[-1].work is work
+            job = self._queue[-1]
+            if job.work is work:
+                if (postponed := self.postponed) is not None:
+                    job.number = postponed.issue()
+                job.deadline = Deadline.after(job.deadline.after_s)
+                return True
         return False
 
     def begin_turn(self) -> Turn | None:  # see Queue
@@ -456,7 +476,8 @@ class Runner:
             self._say_goodbye()
         finally:
             self.lock.release()
-        thread = self._thread
+        with self._thread_lock:  # one that is known has been started
+            thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout_s)
         hang_up()

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -107,7 +108,7 @@ def compute_on_a_device(group: Group, _: Ready) -> bool:
 
     def start() -> None:
         work = handle_of(group).together(
-            lambda: group.all_reduce(tensor), async_op=True, may_postpone=False
+            lambda: group.all_reduce(tensor), async_op=True, is_postponed=False
         )
         work.when_done(ended.set)
 
@@ -256,18 +257,42 @@ def test_the_background_thread_looks_again_before_it_runs_a_job() -> None:
         assert len(ran) == 1
 
 
+def test_a_postponed_operation_is_extended_while_it_is_the_last_one() -> None:
+    """Then its time limit begins anew, and it counts as one more operation."""
+    counter = memoryview(bytearray(8)).cast("Q")
+    with world(1, "tcp") as (alone,):
+        runner = handle_of(alone).runner
+        runner.postponed = PostponedCalls(counter, [], runner.postponement)
+        runner.postponement.begin()
+        ran: list[str] = []
+        run = partial(ran.append, "run")
+        works = [handle_of(alone).together(run, async_op=True, is_postponed=True)]
+        (job,) = runner._queue
+        before_s, number = job.deadline.at_s, job.number
+        assert runner.extend(works[0])
+        assert job.deadline.at_s > before_s
+        assert job.number == counter[0] == number + 1
+        works.append(alone.barrier(async_op=True))
+        assert not runner.extend(works[0])
+        for work in works:
+            work.wait()
+        assert ran == ["run"]
+        assert not runner.extend(works[0])
+
+
 def test_a_short_limit_ends_the_wait_of_those_before_it() -> None:
     postponed = Postponement()
     patient, hasty = (
         Job(lambda _: None, Deadline.after(limit_s), Work(), nests=False)
         for limit_s in (3600.0, 0.2)
     )
-    queues: list[list[Job]] = [[], [patient], [patient, hasty]]
-    assert [postponed.left_s(deque(queue)) for queue in queues] == [0.0] * 3
+    patient.is_postponed = True
+    queues = [deque([patient]), deque([patient, hasty]), deque([hasty, patient])]
+    assert [postponed.left_s(queue) for queue in queues] == [0.0] * 3
     postponed.begin()
-    nobody_s, patient_s, hasty_s = (postponed.left_s(deque(each)) for each in queues)
-    assert 0 <= patient_s <= nobody_s <= postponement.POSTPONED_S
+    patient_s, hasty_s, not_postponed_s = (postponed.left_s(each) for each in queues)
+    assert 0 < patient_s <= postponement.POSTPONED_S
     assert hasty_s <= 0.1
-    assert postponed.end()
-    assert not postponed.end()
-    assert [postponed.left_s(deque(queue)) for queue in queues] == [0.0] * 3
+    assert not_postponed_s == postponed.left_s(deque()) == 0.0
+    postponed.end()
+    assert [postponed.left_s(queue) for queue in queues] == [0.0] * 3

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -37,6 +38,7 @@ from ringleader.backend.torch_options import reduction
 from ringleader.errors import GroupAborted
 from ringleader.groups import postponement
 from ringleader.groups.group import handle_of
+from ringleader.groups.postponed_calls import PostponedCalls
 from ringleader.testing.threaded_world import run_threads
 from tests.kit.fake_accelerator import PACES, Accelerator
 
@@ -68,7 +70,10 @@ def a_machine_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return number.to_bytes(device_memory.GRANT_BYTES, "little")
 
     def open_grant(row: bytes, _: object, num_bytes: int) -> Tensor:
-        return memory[int.from_bytes(row, "little")][:num_bytes]
+        found = memory.get(int.from_bytes(row, "little"))
+        if found is None:
+            raise RuntimeError("nothing was granted")
+        return found[:num_bytes]
 
     devices = [torch.device("cpu"), torch.device("cuda")]
     for module in (process_group, rank_facts):
@@ -239,6 +244,61 @@ def test_slots_take_a_part_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -
     together(2, body)
 
 
+def test_slots_that_cannot_grow_stay_as_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One rank is refused the memory; all go on with the slots that they have."""
+    allocate, sizes = device_slots._allocate, list[int]()
+
+    def refuse_more(group: Any, device: Any, where: Any, slot_bytes: int) -> Any:  # noqa: ANN401
+        sizes.append(slot_bytes)
+        if slot_bytes > 100_000 and group.rank == 1:
+            return torch.empty(0), bytes(device_memory.GRANT_BYTES * 2), "out of memory"
+        return allocate(group, device, where, slot_bytes)
+
+    def body(rank: Rank) -> None:
+        rank.one_by_one(rank.computed(numbers(COUNT, rank.rank, 0)))
+        for turn in range(3):
+            num_before = rank.num_met
+            check(rank.train(turn), 2, turn)
+            assert turn == 0 or rank.num_met == num_before + 5  # 440 kB
+
+    monkeypatch.setattr(device_slots, "_allocate", refuse_more)
+    together(2, body)
+    assert len(sizes) == 4
+
+    monkeypatch.setattr(device_memory, "free_bytes", lambda _: 0)
+    sizes.clear()
+    together(2, body)
+    assert len(sizes) == 2
+
+
+def test_short_buckets_join_longer_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a long one they need no question; they never come first."""
+    monkeypatch.setattr(device_exchange, "MIN_BYTES", 100_000)
+    counts = (9, COUNT, 9)
+
+    def body(rank: Rank) -> None:
+        for turn in range(4):
+            tensors = [rank.computed(numbers(n, rank.rank, turn)) for n in counts]
+
+            def start(tensors: Sequence[Tensor] = tensors) -> None:
+                joined = [rank.start(tensor) is not None for tensor in tensors]
+                assert joined == [False, True, True]
+
+            if turn == 2 and rank.rank == 0:
+                for tensor in tensors[1:]:
+                    rank.one_by_one(tensor)
+            else:
+                backward([start])
+            for tensor in tensors[1:]:
+                count = tensor.numel()
+                wanted = numbers(count, 0, turn) + numbers(count, 1, turn)
+                assert torch.equal(rank.read(tensor), wanted)
+
+    together(2, body)
+
+
 @pytest.mark.parametrize("pace", PACES)
 def test_a_rank_without_data_takes_part_one_by_one(pace: str) -> None:
     def body(rank: Rank) -> None:
@@ -291,6 +351,69 @@ def test_what_comes_after_a_pass_is_not_postponed() -> None:
         return ended.wait(WITHIN_S / 2)
 
     assert together(2, body) == [True, True]
+
+
+def test_what_is_called_on_the_way_is_not_postponed() -> None:
+    """What comes before the buckets runs during the pass, what is behind them at its
+    end; nobody waits for them.
+    """
+    may_begin = threading.Event()
+
+    def body(rank: Rank) -> list[bool]:
+        tensors = [torch.full((COUNT,), float(rank.rank)) for _ in range(3)]
+        ends = [threading.Event() for _ in tensors]
+        have_ended: list[bool] = []
+
+        def call(number: int) -> None:
+            work = rank.group.group.all_reduce(tensors[number], async_op=True)
+            work.when_done(ends[number].set)
+
+        def begin() -> None:
+            """On rank 0 the first one runs and the second is queued."""
+            if rank.rank == 1:
+                may_begin.wait(WITHIN_S)
+            call(0)
+            call(1)
+
+        def look(number: int) -> None:
+            if number == 0:
+                may_begin.set()
+                have_ended.extend(end.wait(WITHIN_S / 3) for end in ends[:2])
+            if number == len(COUNTS) - 1:
+                call(2)
+                time.sleep(0.1)  # the background thread sees that it is behind
+
+        backward([begin, lambda: rank.train(0, look)])
+        have_ended.append(ends[2].wait(WITHIN_S / 3))
+        assert all(bool((each == 1.0).all()) for each in tensors)
+        return have_ended
+
+    assert together(2, body) == [[True] * 3] * 2
+
+
+def test_ranks_count_alike_what_they_reduce_together_or_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The end of a pass runs what all ranks have issued, by these counts."""
+    monkeypatch.setattr(postponement, "POSTPONED_S", 0.01)
+    counts = [memoryview(bytearray(8)).cast("Q") for _ in range(2)]
+
+    def body(rank: Rank) -> None:
+        runner = handle_of(rank.group.group).runner
+        others = [each for r, each in enumerate(counts) if r != rank.rank]
+        mine, ended = counts[rank.rank], threading.Event()
+        runner.postponed = PostponedCalls(mine, others, runner.postponement)
+
+        def wait(_: int) -> None:
+            until = itertools.count()
+            while runner._queue and next(until) < 10_000:
+                ended.wait(0.001)
+
+        for turn in range(2):
+            check(rank.train(turn, wait if rank.rank else lambda _: None), 2, turn)
+
+    together(2, body)
+    assert [each[0] for each in counts] == [2 * len(COUNTS)] * 2
 
 
 @pytest.mark.parametrize("slow", [{0}, {0, 1}])
@@ -364,6 +487,31 @@ def test_passes_inside_of_passes() -> None:
             check(found, 2, turn)
             wanted = numbers(COUNT, 0, turn) + numbers(COUNT, 1, turn)
             assert torch.equal(rank.read(first[0]), wanted)
+
+    together(2, body)
+
+
+def test_a_pass_inside_ends_what_another_has_begun() -> None:
+    """The last bucket is none that is reduced together: the reducer waits there."""
+
+    def body(rank: Rank) -> None:
+        works: list[BucketWork] = []
+
+        def begin() -> None:
+            work = rank.start(rank.computed(numbers(COUNT, rank.rank, 0)))
+            assert work is not None
+            works.append(work)
+
+        def end() -> None:
+            rank.buckets.is_on = False
+            assert rank.start(rank.computed(numbers(COUNT, rank.rank, 1))) is None
+            rank.buckets.is_on = True
+            engine = torch.autograd.Variable._execution_engine
+            engine.queue_callback(lambda: works[0].get_future().wait() and None)
+
+        started_s = time.monotonic()
+        backward([begin, lambda: backward([end])])
+        assert time.monotonic() - started_s < WITHIN_S / 2
 
     together(2, body)
 
