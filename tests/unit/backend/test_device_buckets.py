@@ -11,16 +11,14 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import AllreduceOptions, HashStore, ReduceOp
+from torch._C._distributed_c10d import AllreduceOptions, ReduceOp
 
 from ringleader.backend import (
     device_exchange,
@@ -29,7 +27,6 @@ from ringleader.backend import (
     process_group,
     rank_facts,
 )
-from ringleader.backend.create import create_process_group as form
 from ringleader.backend.device_buckets import BucketWork, DeviceBuckets
 from ringleader.backend.device_call import DeviceCall
 from ringleader.backend.process_group import RingleaderGroup
@@ -41,6 +38,7 @@ from ringleader.groups.group import handle_of
 from ringleader.groups.postponed_calls import PostponedCalls
 from ringleader.testing.threaded_world import run_threads
 from tests.kit.fake_accelerator import PACES, Accelerator
+from tests.kit.torch_groups import formed_groups
 
 T = TypeVar("T")
 GPU = b"\1" * 16
@@ -180,29 +178,6 @@ def check(found: list[Tensor], size: int, turn: int) -> None:
         assert torch.equal(tensor, every.sum(0))
 
 
-@contextmanager
-def formed(size: int) -> Iterator[list[RingleaderGroup]]:
-    store = HashStore()
-
-    def join(rank: int) -> RingleaderGroup:
-        request = SimpleNamespace(
-            timeout=timedelta(seconds=WITHIN_S),
-            group_rank=rank,
-            group_size=size,
-            store=store,
-            group_id="0",
-            global_ranks_in_group=list(range(size)),
-        )
-        return form(request, None)
-
-    made = run_threads([lambda r=r: join(r) for r in range(size)])  # type: ignore[misc]
-    try:
-        yield made
-    finally:
-        for each in made:
-            each.shutdown()
-
-
 def together(size: int, body: Callable[[Rank], T], pace: str = "late") -> list[T]:
     """Run ``body`` on every rank; check that no memory was used without permission."""
 
@@ -212,7 +187,7 @@ def together(size: int, body: Callable[[Rank], T], pace: str = "late") -> list[T
         assert rank.device.mistakes == []
         return result
 
-    with formed(size) as groups:
+    with formed_groups(size, WITHIN_S) as groups:
         return run_threads([lambda g=g: live(g) for g in groups])  # type: ignore[misc]
 
 

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import timedelta
-from types import SimpleNamespace
-
 import pytest
 import torch
-from torch._C._distributed_c10d import HashStore
 
 from ringleader.backend import device_exchange, process_group, rank_facts, staging
-from ringleader.backend.create import create_process_group as form
 from ringleader.backend.process_group import RingleaderGroup
 from ringleader.backend.work import BackendWork
 from ringleader.errors import ConfigError
 from ringleader.groups.group import handle_of
 from ringleader.testing.threaded_world import run_threads
 from ringleader.transport.shm_segment import Geometry
+from tests.kit.torch_groups import formed_groups
 
 COUNT = 5000
 """Several chunks of 2 KiB."""
@@ -35,28 +29,6 @@ def a_machine_with_a_gpu(
     for module in (process_group, rank_facts):
         monkeypatch.setattr(module, "available_devices", lambda: devices)
     monkeypatch.setattr(staging, "SLOT_BYTES", 2048)
-
-
-@contextmanager
-def two_ranks() -> Iterator[list[RingleaderGroup]]:
-    """Form a group of two ranks in this process."""
-    store = HashStore()
-
-    def join(rank: int) -> RingleaderGroup:
-        request = SimpleNamespace(
-            timeout=timedelta(seconds=90),
-            group_rank=rank,
-            group_size=2,
-            store=store,
-            group_id="0",
-            global_ranks_in_group=[0, 1],
-        )
-        return form(request, None)
-
-    made = run_threads([lambda r=r: join(r) for r in range(2)])  # type: ignore[misc]
-    yield made
-    for each in made:
-        each.shutdown()
 
 
 def values(rank: int, count: int = COUNT) -> torch.Tensor:
@@ -98,7 +70,7 @@ def test_every_collective_has_the_right_values() -> None:
         finish(group.allgather([lists], [values(rank)]))
         assert torch.equal(torch.cat(lists), torch.cat([values(0), values(1)]))
 
-    with two_ranks() as groups:
+    with formed_groups(2) as groups:
         run_threads([lambda g=g: live(g) for g in groups])  # type: ignore[misc]
 
 
@@ -114,7 +86,7 @@ def test_tensors_with_gaps_are_changed_in_place() -> None:
         finish(group.reduce([tensor], root=1))
         assert rank != 1 or torch.equal(tensor, whole[::2])
 
-    with two_ranks() as groups:
+    with formed_groups(2) as groups:
         run_threads([lambda g=g: live(g) for g in groups])  # type: ignore[misc]
 
 
@@ -123,7 +95,7 @@ def test_large_tensors_really_are_cut_unless_all_are_known_to_be_on_the_cpu() ->
         all_reduce(group, values(group.group.rank))
         return group.group.progress().call
 
-    with two_ranks() as groups:
+    with formed_groups(2) as groups:
         calls = run_threads([lambda g=g: live(g) for g in groups])  # type: ignore[misc]
     are_known = not device_exchange.MIN_BYTES
     for call in calls:
@@ -143,7 +115,7 @@ def test_a_relay_is_not_cut() -> None:
         assert relay.part_bytes == Geometry(2).device_part_bytes
         return group.group.progress().call
 
-    with two_ranks() as groups:
+    with formed_groups(2) as groups:
         calls = run_threads([lambda g=g: live(g) for g in groups])  # type: ignore[misc]
     for call in calls:
         assert f"all_reduce({count} " in call
@@ -156,7 +128,7 @@ def test_a_list_must_have_one_tensor_per_rank() -> None:
         with pytest.raises(ConfigError, match="1 tensors for 2 ranks"):
             group.reduce_scatter([torch.empty(3)], [[torch.ones(6)]])
 
-    with two_ranks() as groups:
+    with formed_groups(2) as groups:
         run_threads([lambda g=g: live(g) for g in groups])  # type: ignore[misc]
 
 
@@ -178,5 +150,5 @@ def test_coalesced_operations_have_one_handle(
             assert torch.equal(out, torch.cat([values(0, n), values(1, n)]))
         assert group.allreduce_coalesced([]).wait()
 
-    with two_ranks() as groups:
+    with formed_groups(2) as groups:
         run_threads([lambda g=g: live(g) for g in groups])  # type: ignore[misc]

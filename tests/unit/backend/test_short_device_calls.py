@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
-from types import SimpleNamespace
 from typing import TypeVar
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import AllreduceOptions, HashStore, ReduceOp
+from torch._C._distributed_c10d import AllreduceOptions, ReduceOp
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ringleader.backend import process_group, rank_facts, short_device_calls
-from ringleader.backend.create import create_process_group as form
 from ringleader.backend.process_group import RingleaderGroup
 from ringleader.backend.staging import HostStaging
 from ringleader.engine.call import Call
@@ -32,6 +29,7 @@ from ringleader.groups.group import handle_of
 from ringleader.testing.threaded_world import run_threads
 from ringleader.transport import shm_segment
 from tests.kit.fake_accelerator import PACES, Accelerator
+from tests.kit.torch_groups import formed_groups
 
 T = TypeVar("T")
 
@@ -96,31 +94,6 @@ def options(**fields: object) -> AllreduceOptions:
     return made
 
 
-@contextmanager
-def formed(size: int, limit_s: float) -> Iterator[list[RingleaderGroup]]:
-    store = HashStore()
-
-    def join(rank: int) -> RingleaderGroup:
-        request = SimpleNamespace(
-            timeout=timedelta(seconds=90),
-            group_rank=rank,
-            group_size=size,
-            store=store,
-            group_id="0",
-            global_ranks_in_group=list(range(size)),
-        )
-        return form(request, None)
-
-    made = run_threads([lambda r=r: join(r) for r in range(size)])  # type: ignore[misc]
-    for each in made:
-        each.set_timeout(timedelta(seconds=limit_s))
-    try:
-        yield made
-    finally:
-        for each in made:
-            each.shutdown()
-
-
 def together(
     size: int, body: Callable[[Rank], T], pace: str = "late", limit_s: float = 90
 ) -> list[T]:
@@ -132,7 +105,7 @@ def together(
         assert rank.device.mistakes == []
         return result
 
-    with formed(size, limit_s) as groups:
+    with formed_groups(size, limit_s) as groups:
         return run_threads([lambda g=g: live(g) for g in groups])  # type: ignore[misc]
 
 
