@@ -105,7 +105,7 @@ LONGER = {
     "groups/group.py": (540, "the whole public surface of a group, mostly signatures"),
     "coordinator/v1/coordinator_pb2_grpc.py": (400, "generated"),
     "transport/secure_socket.py": (305, "one socket for TLS and sealed records"),
-    "groups/runner.py": (492, "all ways in which an operation begins and ends"),
+    "groups/runner.py": (490, "all ways in which an operation begins and ends"),
     "training/members.py": (310, "a step and a change of view share one state"),
     "transport/mesh.py": (410, "both sides of one handshake are read together"),
     "testing/processes.py": (360, "the two sides of a fork are read together"),

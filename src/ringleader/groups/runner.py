@@ -423,9 +423,7 @@ class Runner:
             if self.control.aborted is not None:
                 self.broken(self.control.aborted)
                 return True
-            if self._queue and not self.postponement.left_s(
-                self._queue
-            ):  # it may be another job by now
+            if self._queue and not self._left_s():  # it may be another job by now
                 self._run_job(self._queue.popleft())
                 return True
             if self.control.has_pending():

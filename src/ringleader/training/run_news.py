@@ -24,7 +24,7 @@ def _print(text: str) -> None:
 
 
 class RunNews:
-    """What one machine shows of a run. User's thread only."""
+    """Tells the agent of this machine about a run. Only the user's thread calls it."""
 
     def __init__(
         self,

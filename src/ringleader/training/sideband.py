@@ -26,7 +26,7 @@ _LENGTH = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What one member contributed to a step."""
+    """The contribution of one member to a step."""
 
     node: NodeId
     quanta: tuple[int, ...]

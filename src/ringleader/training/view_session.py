@@ -234,7 +234,7 @@ class ViewSession:
 
     @property
     def peers(self) -> RunPeers | None:
-        """Who else is in the run; None until the agent has told."""
+        """The other members of the run; None until the agent has named them."""
         return self._membership.peers if self._membership.has_source else RunPeers()
 
     def current(self) -> InstalledView | None:

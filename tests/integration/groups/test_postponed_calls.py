@@ -280,6 +280,25 @@ def test_a_postponed_operation_is_extended_while_it_is_the_last_one() -> None:
         assert not runner.extend(works[0])
 
 
+def test_closing_waits_for_a_thread_that_is_about_to_start() -> None:
+    with world(1, "tcp") as (alone,):
+        runner = handle_of(alone).runner
+        begun, ended = threading.Event(), threading.Event()
+
+        def close() -> None:
+            begun.set()
+            alone.close()
+            ended.set()
+
+        with runner._thread_lock:
+            runner._thread = threading.Thread(target=lambda: None)
+            threading.Thread(target=close, daemon=True).start()
+            assert begun.wait(WITHIN_S)
+            assert not ended.wait(0.2)
+            runner._thread.start()
+        assert ended.wait(WITHIN_S)
+
+
 def test_a_short_limit_ends_the_wait_of_those_before_it() -> None:
     postponed = Postponement()
     patient, hasty = (

@@ -27,7 +27,7 @@ from ringleader.backend import (
     process_group,
     rank_facts,
 )
-from ringleader.backend.device_buckets import BucketWork, DeviceBuckets
+from ringleader.backend.device_buckets import Bucket, BucketWork, DeviceBuckets
 from ringleader.backend.device_call import DeviceCall
 from ringleader.backend.process_group import RingleaderGroup
 from ringleader.backend.staging import HostStaging
@@ -438,6 +438,44 @@ def test_whoever_waits_before_the_end_of_a_pass_gets_the_sum() -> None:
         wanted = numbers(COUNT, 0, 0) + numbers(COUNT, 1, 0)
         assert all(torch.equal(each, wanted) for each in seen)
         assert len(seen) == 2
+
+    together(2, body)
+
+
+def test_a_coalescing_block_gets_no_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The background thread reduces one while the program coalesces its calls."""
+    monkeypatch.setattr(postponement, "POSTPONED_S", 0.01)
+
+    def body(rank: Rank) -> list[int]:
+        lengths: list[int] = []
+
+        def coalesce() -> None:
+            work = rank.start(rank.computed(numbers(COUNT, rank.rank, 0)))
+            assert work is not None
+            rank.group._start_coalescing()
+            work.get_future().wait()
+            lengths.extend(
+                each.numel() for each in rank.group._end_coalescing().result()
+            )
+
+        backward([coalesce])
+        return lengths
+
+    assert together(2, body) == [[0], [0]]
+
+
+def test_buckets_of_two_devices_are_not_reduced_together() -> None:
+    def body(rank: Rank) -> None:
+        def start() -> None:
+            assert rank.start(rank.computed(numbers(COUNT, rank.rank, 0))) is not None
+            batch = rank.buckets._batch
+            assert batch is not None
+            event, op = rank.device.record_event(), reduction(ReduceOp.SUM)
+            elsewhere = torch.empty(COUNT, device="meta")
+            assert not batch.add(Bucket(elsewhere, event), op)
+            assert not batch.add(Bucket(torch.empty(9), event), reduction(ReduceOp.MAX))
+
+        backward([start])
 
     together(2, body)
 

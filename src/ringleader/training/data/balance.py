@@ -64,7 +64,7 @@ RESTS: Final = Flag.BATTERY | Flag.LEAVING
 
 
 class Report(NamedTuple):
-    """What one member measured in a step. It travels in bucket 0, the sideband."""
+    """Measurements of one member in a step. They travel in bucket 0, the sideband."""
 
     quantum_s: float
     """Median time to compute a full quantum, without waiting for others; 0: none."""
