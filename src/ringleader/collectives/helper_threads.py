@@ -70,18 +70,29 @@ def choose_helper_threads(ranks: Sequence[RankCores]) -> Decision:
     return Decision(count, reason, found.in_background)
 
 
+def has_idle_core(rank: int, ranks: Sequence[RankCores]) -> bool:
+    """Whether ``rank`` has a core for a thread that communicates, beside torch's."""
+    num_ranks, used, cores = _usage(rank, ranks)
+    return used + num_ranks <= cores
+
+
+def _usage(rank: int, ranks: Sequence[RankCores]) -> tuple[int, int, int]:
+    """Return the ranks on the cores of ``rank``, their torch threads, and the cores."""
+    own = ranks[rank]
+    sharing = [each for each in ranks if each.cores & own.cores]
+    # Ranks outside the group are taken to be like this one, and on the same cores.
+    unseen = max(0, max(each.num_local for each in ranks) - len(ranks))
+    used = sum(each.torch_threads for each in sharing) + unseen * own.torch_threads
+    return len(sharing) + unseen, used, int(min(len(own.cores), own.quota))
+
+
 def _choose(rank: int, ranks: Sequence[RankCores]) -> Decision:
     own = ranks[rank]
     if own.asked is not None and (own.can_help or own.asked == 0):
         return Decision(own.asked, f"RINGLEADER_HELPER_THREADS is {own.asked}")
     if not own.can_help:
         return Decision(0, "torch's OpenMP library was not found in this process")
-    sharing = [each for each in ranks if each.cores & own.cores]
-    # Ranks outside the group are taken to be like this one, and on the same cores.
-    unseen = max(0, max(each.num_local for each in ranks) - len(ranks))
-    num_ranks = len(sharing) + unseen
-    used = sum(each.torch_threads for each in sharing) + unseen * own.torch_threads
-    cores = int(min(len(own.cores), own.quota))
+    num_ranks, used, cores = _usage(rank, ranks)
     room = min(3 * cores // 4, cores - num_ranks) - used
     limit = f" (of {len(own.cores)}, by cgroup quota)" if cores < len(own.cores) else ""
     state = f"{num_ranks} ranks with {used} threads on {cores} cores{limit}"

@@ -15,7 +15,11 @@ from pathlib import Path
 
 import torch
 
-from ringleader.collectives.helper_threads import RankCores, choose_helper_threads
+from ringleader.collectives.helper_threads import (
+    RankCores,
+    choose_helper_threads,
+    has_idle_core,
+)
 from ringleader.deadline import Deadline
 from ringleader.engine.openmp import find_set_threads
 from ringleader.engine.shared_memory.helpers import Helpers
@@ -49,7 +53,9 @@ def share_cores(formed: Group, num_local: int, deadline: Deadline) -> None:
     mine = torch.frombuffer(bytearray(encode(here(num_local))), dtype=torch.uint8)
     rows = [torch.empty_like(mine) for _ in range(formed.size)]
     formed.all_gather(rows, mine, algorithm="shm", timeout_s=deadline.left_s())
-    chosen = choose_helper_threads([decode(bytes(r.tolist())) for r in rows])
+    ranks = [decode(bytes(r.tolist())) for r in rows]
+    shared.arena.has_idle_core = has_idle_core(formed.rank, ranks)
+    chosen = choose_helper_threads(ranks)
     text = "%d helper threads per rank in shared memory: %s"
     _log.info(text, chosen.count, chosen.reason)
     set_threads = find_set_threads()

@@ -44,9 +44,14 @@ class Rest:
         self._until_s = now_s() + self.length_s
         self._num_attempts = 0
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether it is not over yet."""
+        return now_s() < self._until_s
+
     def is_over(self) -> bool:
         """Whether to try again; that counts as an attempt."""
-        if now_s() < self._until_s:
+        if self.goes_on:
             return False
         self._num_attempts += 1
         return True
@@ -58,6 +63,11 @@ def is_late(begun_s: float) -> bool:
 
 
 _yields = Rest()
+
+
+def are_crowded() -> bool:
+    """Whether other programs have kept a core for long, a moment ago."""
+    return _yields.goes_on
 
 
 def relax() -> None:

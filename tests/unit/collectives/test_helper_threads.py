@@ -12,6 +12,7 @@ from ringleader.collectives.helper_threads import (
     Decision,
     RankCores,
     choose_helper_threads,
+    has_idle_core,
 )
 from ringleader.engine.shared_memory.helpers import HELPED_BYTES
 from ringleader.transport.shm_segment import Geometry
@@ -104,6 +105,27 @@ def test_what_is_asked_for_is_done_unless_it_is_impossible() -> None:
     found = choose_helper_threads(ranks(2, 16, asked=2, can_help=False))
     assert found.count == 0
     assert "OpenMP" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("size", "cores", "facts", "has_one"),
+    [
+        (8, 16, {}, True),
+        (2, 4, {}, True),
+        (2, 2, {}, False),
+        (4, 2, {}, False),
+        (9, 16, {}, False),
+        (2, 16, {"torch_threads": 8}, False),
+        (2, 16, {"torch_threads": 7}, True),
+        (2, 16, {"num_local": 9}, False),
+        (2, 16, {"quota": 3.5}, False),
+        (2, 16, {"asked": 0, "can_help": False}, True),
+    ],
+)
+def test_a_rank_waits_without_sleeping_where_it_has_a_core_for_that(
+    size: int, cores: int, facts: dict[str, object], has_one: bool
+) -> None:
+    assert has_idle_core(0, ranks(size, cores, **facts)) == has_one
 
 
 def test_parts_of_a_relay_are_large_enough_to_be_shared() -> None:

@@ -11,6 +11,7 @@ from ringleader.transport.crowded_cores import (
     LONGEST_REST_S,
     SHORTEST_REST_S,
     Rest,
+    are_crowded,
     relax,
 )
 
@@ -80,3 +81,13 @@ def test_rests_grow_until_an_attempt_in_many_is_late(core: Core) -> None:
         assert rest.is_over()
     rest.begin()
     assert rest.length_s == SHORTEST_REST_S
+
+
+def test_cores_are_crowded_from_a_late_yield_until_the_rest_is_over(core: Core) -> None:
+    relax()
+    assert not are_crowded()
+    core.kept_s = 2 * LATE_S
+    relax()
+    assert are_crowded()
+    core.time_s += SHORTEST_REST_S
+    assert not are_crowded()

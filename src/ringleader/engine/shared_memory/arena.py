@@ -31,7 +31,7 @@ from ringleader.engine.engine import HeaderMismatch
 from ringleader.engine.observer import now_s
 from ringleader.engine.waiter import Waiter
 from ringleader.errors import ProtocolError
-from ringleader.transport.crowded_cores import relax
+from ringleader.transport.crowded_cores import are_crowded, relax
 from ringleader.transport.link import POLLIN, yield_core
 from ringleader.transport.shm_link import ShmPeer
 from ringleader.transport.shm_segment import PAGE, Segment, Signal
@@ -46,6 +46,10 @@ about 1 us, after which most signals of a peer that keeps step are there."""
 SPINS = 80
 """Polls of a signal before sleeping; every eighth yields the core. About 20 us when no
 other process wants the core."""
+IDLE_SPINS = 1000
+"""Further polls where every rank has a core for the thread that waits: about 250 us,
+longer than a turn of a relay takes. A thread that sleeps is woken 20 to 50 us late on a
+virtual machine, which makes the peers that wait for it sleep, too."""
 NUM_NAPS, NAP_S = 3, 0.001
 """Then short sleeps on the signal itself: a post ends them sooner than the doorbell
 would. Only then the doorbell, which also reports a dead peer. With four ranks on two
@@ -106,6 +110,9 @@ class Arena:
         """(to, from): copies an array to or from a slot."""
         self.complete = 0
         """Elements of the result that are final; read after a failure."""
+        self.has_idle_core = False
+        """Whether a thread of this rank may wait without sleeping at once; each rank
+        has its own answer."""
 
     def _slots(self, segment: Segment, start: int, count: int) -> list[Slot]:
         stride = self.geometry.slot_stride
@@ -128,7 +135,7 @@ class Arena:
                 return
         gil_interval.begin()
         try:
-            if _spin(take):
+            if _spin(take, SPINS):
                 return
             observer = self._waiter.observer
             if observer is None:
@@ -147,11 +154,13 @@ class Arena:
                 return True
         gil_interval.begin()
         try:
-            return _spin(take)
+            return _spin(take, SPINS)
         finally:
             gil_interval.end()
 
     def _wait_long(self, take: Take, peer: int) -> None:
+        if self.has_idle_core and not are_crowded() and _spin(take, IDLE_SPINS):
+            return
         if self._shm_peers[peer].has_semaphores:
             for _ in range(NUM_NAPS):
                 if take(True, NAP_S):
@@ -279,8 +288,8 @@ class Arena:
         return self._shm_peers[peer].post[Signal.CREDIT]
 
 
-def _spin(take: Take) -> bool:
-    for i in range(SPINS):
+def _spin(take: Take, polls: int) -> bool:
+    for i in range(polls):
         if take(False):
             return True
         if not i & 7:
