@@ -33,7 +33,7 @@ HOMES = {
     "sklearn": {"cli"},
     "mpi4py": {"cli", "transport"},
     "mmap": {"transport"},
-    "fcntl": {"identity", "transport"},
+    "fcntl": {"identity", "simulation", "transport"},
     "ssl": {
         "identity",
         "transport",

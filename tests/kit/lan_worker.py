@@ -1,7 +1,8 @@
 """One rank on one host of a test LAN: forms a group, does what it is told, reports.
 
-Its argument is the JSON of {"rank": 0, "peers": [...], "tasks": [...]}; it prints one
-JSON line per task.
+Its argument is the JSON of {"rank": 0, "peers": [...], "tasks": [...]}, if links are to
+be encrypted with "credentials", the path of a file, and if they are to have several
+connections with "connections". It prints one JSON line per task.
 """
 
 from __future__ import annotations
@@ -87,10 +88,16 @@ def main() -> None:
     """Form the group and do the tasks in order."""
     torch.set_num_threads(1)
     job = json.loads(sys.argv[1])
-    os.environ["RINGLEADER_PLAINTEXT"] = "1"
+    os.environ["RINGLEADER_CREDENTIALS"] = job.get("credentials", "")
+    os.environ["RINGLEADER_PLAINTEXT"] = "0" if "credentials" in job else "1"
     transport = job.get("transport", "auto")
+    connections = job.get("connections", 1)
     with ringleader.group(
-        job["peers"], job["rank"], transport=transport, timeout_s=60
+        job["peers"],
+        job["rank"],
+        transport=transport,
+        connections=connections,
+        timeout_s=60,
     ) as group:
         for task in job["tasks"]:
             result = TASKS[task["do"]](group, task)

@@ -42,7 +42,8 @@ def parse_address(text: str) -> tuple[str, int]:
 def tune(sock: socket.socket) -> None:
     """Make a socket non-blocking and turn Nagle's algorithm off.
 
-    Buffer sizes are left to the kernel, which tunes them itself.
+    Buffer sizes are left to the kernel, which tunes them itself, up to more than it
+    would grant; see docs/decisions/0028-socket-buffers.md.
     """
     sock.setblocking(False)
     if sock.family in (socket.AF_INET, socket.AF_INET6):
