@@ -24,7 +24,7 @@ def _print(text: str) -> None:
 
 
 class RunNews:
-    """Tells the agent of this machine about a run. Only the user's thread calls it."""
+    """What the user at this machine reads of a run. Only the user's thread calls it."""
 
     def __init__(
         self,
