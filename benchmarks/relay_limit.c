@@ -27,12 +27,12 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MAX = 64, ROUNDS = 5, IN = 1, WAIT, ADD, OUT, PARTS };
+enum { MAX = 64, ROUNDS = 5, LIMIT_S = 600, IN = 1, WAIT, ADD, OUT, PARTS };
 typedef struct {
     _Alignas(128) atomic_long value;
 } Counter;
 typedef struct {
-    Counter turns[MAX], barrier[MAX];
+    Counter turns[MAX], barrier[MAX], failed;
     double times[MAX][PARTS];
 } Shared;
 
@@ -48,10 +48,21 @@ static double now_s(void)
     return t.tv_sec + t.tv_nsec * 1e-9;
 }
 
+/* End this process, and by the flag that all look at while they wait, the others. */
+static void fail(const char *what)
+{
+    fprintf(stderr, "relay_limit: %s failed\n", what);
+    if (shared)
+        atomic_store(&shared->failed.value, 1);
+    exit(1);
+}
+
 static void await(Counter *counter, long value)
 {
     for (int spins = 0; atomic_load_explicit(&counter->value, memory_order_acquire) < value; spins++)
         if (spins > 20000) {
+            if (atomic_load(&shared->failed.value))
+                exit(1);
             sched_yield();
             spins = 0;
         }
@@ -71,35 +82,41 @@ static void add(float *restrict to, const float *restrict from, long count)
         to[i] += from[i];
 }
 
+/* Where part `q` of a piece begins: the last piece is split evenly, too. */
+static long cut(long count, long part, long piece, long q)
+{
+    long start = piece * part * ranks, left = count - start;
+    return start + (left < part * ranks ? left : part * ranks) * q / ranks;
+}
+
 /* One all_reduce of `count` floats in parts of `part`; `times` gets what each kind took. */
 static void all_reduce(long count, long part, int readers, double *times)
 {
-    int num_slots = ranks + 2, copies = (ranks - 2 + readers) / readers;
+    int num_slots = ranks == 2 ? 3 : ranks + 2, copies = (ranks - 2 + readers) / readers;
     long pieces = (count + part * ranks - 1) / (part * ranks);
     Counter *turns = shared->turns + lane * ranks;
     double then = now_s(), now;
 #define SLOT(copy, q, piece) \
     (slots + ((((long)lane * ranks + (copy)) * ranks + (q)) * num_slots + (pieces_done + (piece)) % num_slots) * (part + 1024))
-#define AT(q, piece) ((piece) * part * ranks + (q) * part)
-#define LENGTH(at) (count - (at) < part ? count - (at) : part)
+#define AT(q, piece) cut(count, part, piece, q)
+#define LENGTH(q, piece) (AT((q) + 1, piece) - AT(q, piece))
 #define TOOK(kind) (now = now_s(), times[kind] += now - then, then = now)
     for (long t = 0; t < pieces + ranks; t++) {
-        if (t < pieces && LENGTH(AT(rank, t)) > 0)
-            memcpy(SLOT(0, rank, t), tensor + AT(rank, t), 4 * LENGTH(AT(rank, t)));
+        if (t < pieces)
+            memcpy(SLOT(0, rank, t), tensor + AT(rank, t), 4 * LENGTH(rank, t));
         TOOK(IN);
         if (t > 0)
             await(&turns[(rank + ranks - 1) % ranks], turn);
         TOOK(WAIT);
         for (int step = 1; step < ranks; step++) {
-            long piece = t - step, q = (rank - step + ranks) % ranks, at = AT(q, piece);
-            if (piece < 0 || piece >= pieces || LENGTH(at) <= 0)
-                continue;
-            add(SLOT(0, q, piece), tensor + at, LENGTH(at));
+            long piece = t - step, q = (rank - step + ranks) % ranks;
+            if (piece >= 0 && piece < pieces)
+                add(SLOT(0, q, piece), tensor + AT(q, piece), LENGTH(q, piece));
         }
         TOOK(ADD);
         long piece = t - (ranks - 1), mine = (rank + 1) % ranks;
-        if (piece >= 0 && piece < pieces && LENGTH(AT(mine, piece)) > 0) {
-            long at = AT(mine, piece), bytes = 4 * LENGTH(at);
+        if (piece >= 0 && piece < pieces) {
+            long at = AT(mine, piece), bytes = 4 * LENGTH(mine, piece);
             memcpy(tensor + at, SLOT(0, mine, piece), bytes);
             for (int copy = 1; copy < copies; copy++)
                 memcpy(SLOT(copy, mine, piece), tensor + at, bytes);
@@ -111,9 +128,8 @@ static void all_reduce(long count, long part, int readers, double *times)
         TOOK(WAIT);
         piece = t - ranks;
         for (int step = 0; piece >= 0 && piece < pieces && step < ranks - 1; step++) {
-            long q = (rank - step + ranks) % ranks, at = AT(q, piece);
-            if (LENGTH(at) > 0)
-                memcpy(tensor + at, SLOT(step / readers, q, piece), 4 * LENGTH(at));
+            long q = (rank - step + ranks) % ranks;
+            memcpy(tensor + AT(q, piece), SLOT(step / readers, q, piece), 4 * LENGTH(q, piece));
         }
         TOOK(OUT);
         if (t < pieces + ranks - 1)
@@ -129,10 +145,8 @@ static void check(long count, long part, int readers)
         tensor[i] = rank + 1 + i % 7;
     all_reduce(count, part, readers, ignored);
     for (long i = 0; i < count; i++)
-        if (tensor[i] != ranks * (ranks + 1) / 2.0f + ranks * (i % 7)) {
-            fprintf(stderr, "wrong value at %ld\n", i);
-            exit(1);
-        }
+        if (tensor[i] != ranks * (ranks + 1) / 2.0f + ranks * (i % 7))
+            fail("the check of the values");
     memset(tensor, 0, 4 * count);
 }
 
@@ -178,10 +192,8 @@ static void measure(long mib, long part, int readers)
 static void *map(size_t bytes, int kind)
 {
     void *found = mmap(NULL, bytes, PROT_READ | PROT_WRITE, kind | MAP_ANONYMOUS, -1, 0);
-    if (found == MAP_FAILED) {
-        perror("mmap");
-        exit(1);
-    }
+    if (found == MAP_FAILED)
+        fail("mmap");
     return found;
 }
 
@@ -194,15 +206,19 @@ int main(int argc, char **argv)
         return 2;
     }
     long part = (9L << 20) / (ranks * (ranks + 2)) / 4096 * 1024; /* as the relay's */
-    if (part > 65536)
-        part = 65536;
+    part = part < 1024 ? 1024 : part > 65536 ? 65536 : part;
     shared = map(sizeof *shared, MAP_SHARED);
     slots = map(4L * lanes * ranks * ranks * (ranks + 2) * (part + 1024), MAP_SHARED);
-    for (int i = 1; i < ranks * lanes && !self; i++)
-        if (!fork()) {
+    for (int i = 1; i < ranks * lanes && !self; i++) {
+        pid_t child = fork();
+        if (child < 0)
+            fail("fork");
+        if (!child) {
             self = i;
             prctl(PR_SET_PDEATHSIG, SIGKILL);
         }
+    }
+    alarm(LIMIT_S); /* a process that was killed tells nobody */
     rank = self % ranks;
     lane = self / ranks;
     tensor = map(64 << 20, MAP_PRIVATE);

@@ -45,13 +45,13 @@ class Rest:
         self._num_attempts = 0
 
     @property
-    def goes_on(self) -> bool:
+    def is_on(self) -> bool:
         """Whether it is not over yet."""
         return now_s() < self._until_s
 
-    def is_over(self) -> bool:
+    def may_try(self) -> bool:
         """Whether to try again; that counts as an attempt."""
-        if self.goes_on:
+        if self.is_on:
             return False
         self._num_attempts += 1
         return True
@@ -67,12 +67,12 @@ _yields = Rest()
 
 def are_crowded() -> bool:
     """Whether other programs have kept a core for long, a moment ago."""
-    return _yields.goes_on
+    return _yields.is_on
 
 
 def relax() -> None:
     """Yield the core to another thread, unless other programs keep it for long."""
-    if not _yields.is_over():
+    if not _yields.may_try():
         return
     begun_s = now_s()
     yield_core()

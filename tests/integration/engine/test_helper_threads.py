@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from math import inf
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor
 
+from ringleader.collectives.helper_threads import RankCores
+from ringleader.deadline import Deadline
 from ringleader.engine.shared_memory.helpers import HELPED_BYTES
 from ringleader.errors import GroupAborted, RingleaderError
+from ringleader.groups import share_cores
 from ringleader.groups.group import Group, handle_of
 from ringleader.testing.processes import ForkServer, Ready, spawn_ranks
 from ringleader.transport import crowded_cores
@@ -262,3 +267,45 @@ def test_helpers_can_be_forbidden_and_forced(
         env=env,
     ) as ranks:
         assert [r.result(within_s=WITHIN_S) for r in ranks] == [has_helpers] * 2
+
+
+def host_of(cores: int) -> Callable[[int], RankCores]:
+    """What a rank on a host of so many cores says about itself."""
+
+    def here(num_local: int) -> RankCores:
+        return RankCores(
+            cores=frozenset(range(cores)),
+            quota=inf,
+            num_local=num_local,
+            torch_threads=1,
+            asked=0,
+            can_help=True,
+        )
+
+    return here
+
+
+def find_idle_core(group: Group, _: Ready) -> list[bool]:
+    """Share the cores of hosts of several sizes, as a new group does."""
+    shared = handle_of(group).executor.shared
+    assert shared is not None
+    found = []
+    for cores in (16, 2):
+        with patch.object(share_cores, "here", host_of(cores)):
+            share_cores.share_cores(group, group.size, Deadline.after(WITHIN_S))
+        found.append(shared.arena.has_idle_core)
+    return found
+
+
+def test_ranks_learn_whether_they_have_a_core_to_wait_on(
+    fork_server: ForkServer,
+) -> None:
+    with spawn_ranks(
+        2,
+        find_idle_core,
+        transport="shm",
+        timeout_s=WITHIN_S,
+        fork_server=fork_server,
+    ) as ranks:
+        found = [rank.result(within_s=WITHIN_S) for rank in ranks]
+    assert found == [[True, False]] * 2

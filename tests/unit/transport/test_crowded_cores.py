@@ -72,13 +72,13 @@ def test_rests_grow_until_an_attempt_in_many_is_late(core: Core) -> None:
     for _ in range(12):
         rest.begin()
         lengths_s.append(rest.length_s)
-        assert not rest.is_over()
+        assert not rest.may_try()
         core.time_s += rest.length_s + 1000.0  # what matters is not the time
-        assert rest.is_over()
+        assert rest.may_try()
     assert lengths_s[:3] == [SHORTEST_REST_S * f for f in (1, 2, 4)]
     assert lengths_s[-1] == LONGEST_REST_S
     for _ in range(FEW_ATTEMPTS):
-        assert rest.is_over()
+        assert rest.may_try()
     rest.begin()
     assert rest.length_s == SHORTEST_REST_S
 

@@ -29,32 +29,26 @@ from ringleader.engine import gil_interval
 from ringleader.engine.arrays import Array, Bytes
 from ringleader.engine.engine import HeaderMismatch
 from ringleader.engine.observer import now_s
+from ringleader.engine.shared_memory.polling import (
+    IDLE_S,
+    Take,
+    comes_at_once,
+    comes_soon,
+    comes_within,
+)
 from ringleader.engine.waiter import Waiter
 from ringleader.errors import ProtocolError
-from ringleader.transport.crowded_cores import are_crowded, relax
+from ringleader.transport.crowded_cores import are_crowded
 from ringleader.transport.link import POLLIN, yield_core
 from ringleader.transport.shm_link import ShmPeer
 from ringleader.transport.shm_segment import PAGE, Segment, Signal
 from ringleader.wire.header import HEADER_BYTES
 
-Take = Callable[..., bool]
-"""(blocking, timeout in seconds) -> whether the signal was there; it is consumed."""
-
-EAGER_SPINS = 8
-"""Polls of a signal before anything else, while other threads of this process wait:
-about 1 us, after which most signals of a peer that keeps step are there."""
-SPINS = 80
-"""Polls of a signal before sleeping; every eighth yields the core. About 20 us when no
-other process wants the core."""
-IDLE_SPINS = 1000
-"""Further polls where every rank has a core for the thread that waits: about 250 us,
-longer than a turn of a relay takes. A thread that sleeps is woken 20 to 50 us late on a
-virtual machine, which makes the peers that wait for it sleep, too."""
 NUM_NAPS, NAP_S = 3, 0.001
-"""Then short sleeps on the signal itself: a post ends them sooner than the doorbell
-would. Only then the doorbell, which also reports a dead peer. With four ranks on two
-cores this halves an all_reduce of 64 KiB compared to 400 polls without naps, and takes
-8 to 19 % off one of 64 MiB (2026-11-15)."""
+"""After polling, short sleeps on the signal itself: a post ends them sooner than the
+doorbell would. Only then the doorbell, which also reports a dead peer. With four ranks
+on two cores this halves an all_reduce of 64 KiB compared to 400 polls without naps, and
+takes 8 to 19 % off one of 64 MiB (2026-11-15)."""
 
 
 class Slot:
@@ -130,12 +124,11 @@ class Arena:
         The observer is told of waits that outlast the spinning: to time every one costs
         an all_reduce of 1 MiB 1 % (2026-11-17).
         """
-        for _ in range(EAGER_SPINS):
-            if take(False):
-                return
+        if comes_at_once(take):
+            return
         gil_interval.begin()
         try:
-            if _spin(take, SPINS):
+            if comes_soon(take):
                 return
             observer = self._waiter.observer
             if observer is None:
@@ -148,18 +141,17 @@ class Arena:
             gil_interval.end()
 
     def takes_soon(self, take: Take) -> bool:
-        """Take a signal that comes before a wait would sleep; return whether it did."""
-        for _ in range(EAGER_SPINS):
-            if take(False):
-                return True
+        """Take a signal that comes within the first polls; return whether it did."""
+        if comes_at_once(take):
+            return True
         gil_interval.begin()
         try:
-            return _spin(take, SPINS)
+            return comes_soon(take)
         finally:
             gil_interval.end()
 
     def _wait_long(self, take: Take, peer: int) -> None:
-        if self.has_idle_core and not are_crowded() and _spin(take, IDLE_SPINS):
+        if self.has_idle_core and not are_crowded() and comes_within(take, IDLE_S):
             return
         if self._shm_peers[peer].has_semaphores:
             for _ in range(NUM_NAPS):
@@ -286,12 +278,3 @@ class Arena:
     def credit(self, peer: int) -> Callable[[], None]:
         """The function that tells ``peer`` that this rank has read a slot of it."""
         return self._shm_peers[peer].post[Signal.CREDIT]
-
-
-def _spin(take: Take, polls: int) -> bool:
-    for i in range(polls):
-        if take(False):
-            return True
-        if not i & 7:
-            relax()
-    return False

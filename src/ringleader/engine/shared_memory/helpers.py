@@ -74,7 +74,7 @@ class Helpers:
         """Whether the calling thread may use them now."""
         if self._is_computing is not None and self._is_computing():
             return False
-        return self._rest.is_over()
+        return self._rest.may_try()
 
     def run(self, function: Callable[[], None]) -> None:
         """Call ``function``; torch's operations in it use all threads."""

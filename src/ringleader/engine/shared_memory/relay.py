@@ -50,7 +50,8 @@ from ringleader.collectives.schedule import split
 from ringleader.engine.arrays import Array, address_of, array_at
 from ringleader.engine.call import DeviceCopier
 from ringleader.engine.engine import HeaderMismatch
-from ringleader.engine.shared_memory.arena import Arena, Take
+from ringleader.engine.shared_memory.arena import Arena
+from ringleader.engine.shared_memory.polling import Take
 from ringleader.engine.shared_memory.relay_call import RelayCall
 from ringleader.engine.shared_memory.relay_plan import (
     Key,
