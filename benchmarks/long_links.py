@@ -3,7 +3,7 @@
 The hosts are network namespaces (root) at the ends of a link with a rate and a round
 trip. Every rank holds a group per number of connections and one of Gloo, and calls them
 in turn, each after a pause as between two steps. The share of the wire: two ranks send
-the whole tensor once, each way, and wait for one round trip.
+the whole tensor once, each way, and the last byte arrives half a round trip later.
 
     .venv/bin/python benchmarks/long_links.py
 """
@@ -13,11 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import statistics
 import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 LIMIT_S = 900.0
 GLOO = "gloo"
+NETWORK = Path("/proc/sys/net")
+SETTINGS = ("ipv4/tcp_wmem", "ipv4/tcp_rmem", "core/wmem_max")
 
 
 def main() -> None:
@@ -37,6 +41,9 @@ def main() -> None:
     parser.add_argument("--rate", type=int, default=1000, help="Mbit/s, each way")
     parser.add_argument(
         "--round-trips", type=float, nargs="+", default=[1, 10, 20, 40, 100], help="ms"
+    )
+    parser.add_argument(
+        "--congestion", default="cubic", help="what TCP sends by; Linux's own is cubic"
     )
     parser.add_argument("--connections", nargs="+", type=int, default=[1, 4])
     parser.add_argument("--sizes", type=float, nargs="+", default=[4, 16, 64])
@@ -50,13 +57,19 @@ def main() -> None:
     from machine import describe
     from results_file import dated, save
 
-    results: dict[str, Any] = {"machine": describe(), "rate_mbit": options.rate}
+    kernel = {name: (NETWORK / name).read_text().strip() for name in SETTINGS}
+    results: dict[str, Any] = {
+        "machine": describe(),
+        "kernel": {"release": platform.release(), **kernel},
+        "congestion": options.congestion,
+        "rate_mbit": options.rate,
+    }
     for milliseconds in options.round_trips:
         found = measure(milliseconds, options)
         results[f"{milliseconds:g} ms"] = found
         show(milliseconds, found, options.rate)
     if not options.no_file:
-        save(dated("long-links"), results)
+        save(dated(f"long-links-{options.congestion}"), results)
 
 
 def measure(milliseconds: float, options: argparse.Namespace) -> dict[str, Any]:
@@ -66,7 +79,13 @@ def measure(milliseconds: float, options: argparse.Namespace) -> dict[str, Any]:
     round_trip_s = milliseconds / 1e3
     with lan(hosts=2) as net:
         one, other = net.hosts
-        cable = long_cable(one, other, round_trip_s=round_trip_s, mbit_s=options.rate)
+        cable = long_cable(
+            one,
+            other,
+            round_trip_s=round_trip_s,
+            mbit_s=options.rate,
+            congestion=options.congestion,
+        )
         with cable as addresses:
             job = {
                 "addresses": addresses,
@@ -173,7 +192,7 @@ def show(milliseconds: float, found: dict[str, Any], rate: int) -> None:
     print(f"{rate} Mbit/s, round trip {milliseconds:g} ms")
     for size, rows in found.items():
         median_s = {name: statistics.median(row) for name, row in rows.items()}
-        wire_s = float(size.split()[0]) * MIB * 8 / (rate * 1e6) + milliseconds / 1e3
+        wire_s = float(size.split()[0]) * MIB * 8 / (rate * 1e6) + milliseconds / 2e3
         cells = [
             f"{name} {took_s * 1e3:.0f} ms ({median_s[GLOO] / took_s:.2f}x Gloo, "
             f"{wire_s / took_s:.2f} of the wire)"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import time
 from pathlib import Path
@@ -18,6 +19,7 @@ import torch
 
 import ringleader
 from ringleader.groups.group import handle_of
+from ringleader.transport.socket_link import SocketLink
 
 SENT = Path("/sys/class/net/eth0/statistics/tx_bytes")
 """Counter of the bytes that this host, a network namespace, has sent."""
@@ -54,13 +56,21 @@ def time_all_reduce(group: ringleader.Group, task: dict[str, Any]) -> dict[str, 
 
 
 def describe(group: ringleader.Group, _task: dict[str, Any]) -> dict[str, Any]:
-    """Return the measured links of the group."""
+    """Return the links of the group: kind, speed as measured, buffer of the socket."""
     links = {str(p): kind for p, kind in group.links().items()}
     choice = group.choice("all_reduce", 4 << 20)
+    network, bulk = handle_of(group).network, handle_of(group).mesh.bulk
+    costs = network.links[group.rank]
+    sockets = {p: link.sock for p, link in bulk.items() if isinstance(link, SocketLink)}
     return {
         "links": links,
-        "hosts": handle_of(group).network.hosts,
+        "hosts": network.hosts,
         "choice": choice[0],
+        "bandwidths": {p: cost.bandwidth for p, cost in enumerate(costs) if cost},
+        "send_buffers": {
+            p: sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+            for p, sock in sockets.items()
+        },
     }
 
 

@@ -13,6 +13,7 @@ from itertools import chain
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError, DeadlineExceeded, PeerLost, PeerUnreachable
 from ringleader.transport.link import POLLIN, POLLOUT, wait_ready
+from ringleader.transport.send_buffer import widen_if_long
 
 FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 1.0
@@ -40,14 +41,14 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def tune(sock: socket.socket) -> None:
-    """Make a socket non-blocking and turn Nagle's algorithm off.
+    """Make a connected socket non-blocking, and fit it to many messages.
 
-    Buffer sizes are left to the kernel, which tunes them itself, up to more than it
-    would grant; see docs/decisions/0028-socket-buffers.md.
+    Buffer sizes are left to the kernel, which tunes them itself, but on long links.
     """
     sock.setblocking(False)
     if sock.family in (socket.AF_INET, socket.AF_INET6):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        widen_if_long(sock)
 
 
 def dial(address: Address, who: int | str, deadline: Deadline) -> socket.socket:

@@ -20,12 +20,10 @@ DEVICE = "far0"
 MTU = 9000
 QUEUE_S = 0.03
 """Time that packets may wait for the cable; a home router keeps about as much."""
-IDLE_S = 10.0
+IDLE_S = 1.0
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 _BATCH = 64
 """Packets read from one side before the other side has its turn."""
-_BUSY_S = 0.0005
-"""A packet that is due so soon is waited for without sleeping: poll counts in ms."""
 
 
 @dataclass(slots=True)
@@ -91,7 +89,8 @@ def main() -> None:
     while os.getppid() == parent:
         now_s = time.perf_counter()
         wait_s = min(lane.deliver(now_s) for lane in lanes.values())
-        for source, _ in poll.poll(0 if wait_s < _BUSY_S else wait_s * 1e3):
+        # Rounded down to what poll counts in: a packet due within 1 ms is polled for.
+        for source, _ in poll.poll(int(wait_s * 1e3)):
             lanes[source].accept(time.perf_counter())
 
 

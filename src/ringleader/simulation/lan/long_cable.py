@@ -24,13 +24,23 @@ from ringleader.simulation.lan.ip_command import ip
 from ringleader.simulation.lan.virtual_host import WAIT_S, VirtualHost
 
 ADDRESSES = ("10.78.0.1", "10.78.0.2")
+NETWORK = "10.78.0.0/24"
 
 
 @contextmanager
 def long_cable(
-    one: VirtualHost, other: VirtualHost, *, round_trip_s: float, mbit_s: int = 1000
+    one: VirtualHost,
+    other: VirtualHost,
+    *,
+    round_trip_s: float,
+    mbit_s: int = 1000,
+    congestion: str | None = None,
 ) -> Iterator[tuple[str, str]]:
-    """Connect two hosts until the end of the block; yields the address of each."""
+    """Connect two hosts until the end of the block; yields the address of each.
+
+    ``congestion`` names what decides how fast TCP sends, such as ``cubic``; None is
+    what this kernel takes by itself.
+    """
     argv = [sys.executable, "-I", "-S", cable_carrier.__file__, one.name, other.name]
     argv += [str(round_trip_s / 2), str(mbit_s)]
     carrier = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
@@ -44,6 +54,9 @@ def long_cable(
         for host, address in zip((one, other), ADDRESSES, strict=True):
             ip(host.name, "address", "add", f"{address}/24", "dev", DEVICE)
             ip(host.name, "link", "set", DEVICE, "mtu", str(MTU), "up")
+            if congestion is not None:
+                by = ("src", address, "congctl", congestion)
+                ip(host.name, "route", "replace", NETWORK, "dev", DEVICE, *by)
         yield ADDRESSES
     finally:
         carrier.kill()
