@@ -23,7 +23,7 @@ def main() -> None:
     defaults["seconds"] = SECONDS
     status_query.QUERY_S = SECONDS
     link_measurement.TURN_S = 15.0
-    link_measurement.LIMIT_S = 3.5  # less than the limit of the other side: 4 s
+    link_measurement.LIMIT_S = 3.5  # less than the limit of the other side: 8 s
     node_search.RESOLVE_S = 15.0
     node_search.LISTEN_S = node_search.LISTEN_AGAIN_S = 4.0
     link_speed.SLOW_BYTES_PER_S = 25e6 / 8

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+import time
 from dataclasses import dataclass, field, replace
 
 from ringleader.deadline import Deadline
@@ -34,6 +35,8 @@ TURN_S = 2.5
 """How long the other side may take until it is free for a probe."""
 LIMIT_S = 2.0
 """For one measurement; 2 Mbit/s need one second."""
+ROUND_TRIPS, FAR_S = 40, 5.0
+"""So many more round trips for a machine that is far away, but no more than that."""
 CONNECT_S = 1.5
 
 _ABORT = struct.pack("ii", 1, 0)
@@ -113,19 +116,23 @@ class LinkMeasurer:
         self, address: Address, node: NodeId, *, small_segments: bool
     ) -> LinkMeasurement:
         """Measure in a thread, with blocking sockets as tensors use them."""
-        limit = Deadline.after(min(LIMIT_S, max(0.1, self.deadline.left_s())))
+        left_s = max(0.1, self.deadline.left_s())
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         with socket.socket(family, socket.SOCK_STREAM) as raw:
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORT)
             if small_segments:
                 limit_segments(raw)
-            raw.settimeout(min(CONNECT_S, limit.left_s()))
+            raw.settimeout(min(CONNECT_S, LIMIT_S, left_s))
+            started_s = time.perf_counter()
             try:
                 raw.connect(address)
             except TimeoutError:
                 return LinkMeasurement(LinkOutcome.BLOCKED)
             except OSError:
                 return LinkMeasurement(LinkOutcome.SKIPPED)
+            connect_s = time.perf_counter() - started_s
+            patience_s = LIMIT_S + min(FAR_S, ROUND_TRIPS * connect_s)
+            limit = Deadline.after(min(patience_s, left_s) - connect_s)
             try:
                 profile = self._measure(raw, node, limit)
             except (TimeoutError, DeadlineExceeded):

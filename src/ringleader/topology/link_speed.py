@@ -5,6 +5,8 @@ pings, which come straight back, and then bursts: each is announced with its len
 answered with the time it took to arrive. Bursts grow until one takes long enough to be
 reliable, so a slow link carries few bytes and a fast one enough. That burst is sent
 twice and the better result counts, because a lost packet or a busy core can stall any.
+If the nodes are far from each other, a burst has to take several round trips: until
+then it shows how TCP begins, not how fast the link is.
 
 The time of a burst is the longer of two. The receiver's begins when a quarter has
 arrived: what fits in the buffers of switches and in the bucket of a shaper arrives
@@ -42,6 +44,14 @@ ENOUGH_S = 0.03
 
 BURST_S = 0.1
 """The longest planned burst: a person waits for the sum of all of them."""
+
+MANY_ROUND_TRIPS = 4
+"""A burst that takes fewer is not reliable, either; the longest may take as much more
+than ``BURST_S`` as this is more than ``ENOUGH_S``."""
+
+GROWING_S = 1.0
+"""No burst is larger than the one before when all have taken so long, with the round
+trips."""
 
 MAX_BYTES = 8 << 20
 """Bytes of one turn. 10 Gbit/s carry that in 7 ms; more would be hardly more exact."""
@@ -108,14 +118,16 @@ Try = tuple[int, float]
 """A burst: its bytes, and the seconds it took."""
 
 
-def next_burst(tries: Sequence[Try]) -> int:
+def next_burst(tries: Sequence[Try], round_trip_s: float) -> int:
     """Return the bytes of the next burst; 0 when the last ones are reliable."""
     if not tries:
         return FIRST_BYTES
     size, best_s, num_tries = _last_size(tries)
     room = MAX_BYTES - sum(num_bytes for num_bytes, _ in tries)
-    if best_s < ENOUGH_S:
-        fits = int(size / max(best_s, MIN_S) * BURST_S)
+    spent_s = sum(seconds for _, seconds in tries) + len(tries) * round_trip_s
+    patience = max(1.0, MANY_ROUND_TRIPS * round_trip_s / ENOUGH_S)
+    if best_s < ENOUGH_S * patience and spent_s < GROWING_S:
+        fits = int(size / max(best_s, MIN_S) * BURST_S * patience)
         larger = min(size * GROWTH, fits, room // 2)  # there must be room for two
         if larger > size:
             return larger
@@ -159,7 +171,7 @@ class _Measurement:
         """Our turn: return (seconds one way, bytes per second to the peer)."""
         latency_s = min(self._ping() for _ in range(NUM_PINGS)) / 2
         tries: list[Try] = []
-        while size := next_burst(tries):
+        while size := next_burst(tries, 2 * latency_s):
             tries.append((size, self._burst(size, 2 * latency_s)))
         size, best_s, _ = _last_size(tries)
         rate = min(size / best_s, MAX_RATE)

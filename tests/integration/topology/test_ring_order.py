@@ -10,7 +10,13 @@ from typing import Any
 
 import pytest
 
-from ringleader.simulation.lan import VirtualHost, can_make_faults, can_make_lan, lan
+from ringleader.simulation.lan import (
+    VirtualHost,
+    can_make_faults,
+    can_make_lan,
+    lan,
+    long_cable,
+)
 from ringleader.simulation.lan.rate_limit import bytes_per_s, limit_rate
 
 IS_POSSIBLE, REASON = can_make_lan()
@@ -45,11 +51,13 @@ print(json.dumps([link.latency_s, link.out_bytes_per_s, link.in_bytes_per_s, sec
 """
 
 
-def probe(a: VirtualHost, b: VirtualHost) -> tuple[list[float], list[float]]:
-    """(latency, out, in, seconds it took) as both ends saw it."""
+def probe(
+    a: VirtualHost, b: VirtualHost, *, address: str = ""
+) -> tuple[list[float], list[float]]:
+    """(latency, out, in, seconds it took) as both ends saw it; ``address`` is b's."""
 
     def start(host: VirtualHost, role: str) -> subprocess.Popen[str]:
-        argv = [sys.executable, "-c", PROBE, role, b.address]
+        argv = [sys.executable, "-c", PROBE, role, address or b.address]
         return host.popen(argv, stdout=subprocess.PIPE, text=True)
 
     receiver = start(b, "receive")
@@ -84,6 +92,24 @@ def test_a_link_is_measured_as_fast_as_it_is_and_in_a_moment(
             if is_right and latency_s < 0.02 and took_s < 2.0:
                 return
     raise AssertionError(f"in {MAX_TRIES} tries never so fast: {here}")
+
+
+@pytest.mark.skipif(not Path("/dev/net/tun").exists(), reason="no /dev/net/tun")
+def test_a_long_link_is_not_taken_for_a_slow_one() -> None:
+    """2 to 8 of 125 MB/s were found: a round trip is longer than a burst had to be."""
+    out = into = 0.0
+    with lan(hosts=2) as net:
+        one, other = net.hosts
+        with long_cable(one, other, round_trip_s=0.04) as addresses:
+            for _ in range(MAX_TRIES // 4):
+                found = probe(one, other, address=addresses[1])[0]
+                latency_s, out, into, took_s = found
+                assert latency_s >= 0.02
+                if min(out, into) > 15e6:
+                    assert max(out, into) < 250e6
+                    assert took_s < 8.0, "the limit of a probe between agents"
+                    return
+    raise AssertionError(f"never so fast: {out}, {into}")
 
 
 def test_both_directions_are_measured_apart() -> None:
