@@ -52,7 +52,8 @@ def test_sums_are_right_over_a_long_link(
         outputs = [worker.communicate(timeout=100)[0] for worker in workers]
     assert all(worker.returncode == 0 for worker in workers)
     for rank, text in enumerate(outputs):
-        described, timed = (json.loads(line) for line in text.splitlines())
+        # torch 2.15 says more at its end.
+        described, timed = map(json.loads, text.splitlines()[: len(tasks)])
         peer = str(1 - rank)
         assert described["links"] == {peer: kind}
         assert timed["right"]
