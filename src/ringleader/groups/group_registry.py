@@ -17,14 +17,21 @@ from ringleader.groups.known_links import CostRow
 from ringleader.groups.measure_links import learn_network
 from ringleader.groups.share_cores import share_cores
 
-_open_groups: weakref.WeakSet[Group] = weakref.WeakSet()
+_open_groups: weakref.WeakValueDictionary[int, Group] = weakref.WeakValueDictionary()
+"""By their id."""
+
+
+def open_groups() -> list[Group]:
+    """The groups of this process; other threads may form some meanwhile."""
+    found = [ref() for ref in _open_groups.valuerefs()]  # copied at once
+    return [each for each in found if each is not None]
 
 
 @atexit.register
 def close_open_groups() -> None:
     """Say goodbye at the end of the program, or abort if it ends by an exception."""
     reason = getattr(sys, "last_value", None)
-    for each in list(_open_groups):
+    for each in open_groups():
         with contextlib.suppress(Exception):
             if reason is not None:
                 name = type(reason).__name__
@@ -36,7 +43,7 @@ def close_open_groups() -> None:
 
 def _forget_open_groups() -> None:
     """Close the connections of the parent in a forked child."""
-    for each in list(_open_groups):
+    for each in open_groups():
         handle = handle_of(each)
         handle.runner.failure = GroupAborted(
             "the group belongs to the process that this one was forked from; "
@@ -53,7 +60,7 @@ if hasattr(os, "register_at_fork"):
 
 def _num_local_ranks() -> int:
     """Return how many ranks this host has in the largest of the open groups."""
-    return max((_num_local(each) for each in list(_open_groups)), default=1)
+    return max((_num_local(each) for each in open_groups()), default=1)
 
 
 def _num_local(group: Group) -> int:
@@ -99,5 +106,5 @@ def open_connected(  # noqa: PLR0913
             formed.close()
         connector.close()
         raise
-    _open_groups.add(formed)
+    _open_groups[id(formed)] = formed
     return formed

@@ -55,8 +55,9 @@ def attach_observers(handle: GroupHandle) -> None:
 
 
 def open_handles() -> list[GroupHandle]:
-    """The groups of this process that are open."""
-    return [handle for handle in list(_observers) if handle.is_open]
+    """The groups of this process that are open; others may be opened meanwhile."""
+    handles = [ref() for ref in _observers.keyrefs()]  # copied at once
+    return [each for each in handles if each is not None and each.is_open]
 
 
 def _add(handle: GroupHandle, make: MakeObserver) -> None:
