@@ -207,7 +207,8 @@ def test_options_that_the_plan_decides_are_refused() -> None:
 
 
 def children() -> set[int]:
-    return {child.pid for child in psutil.Process().children(recursive=True)}
+    """Those of this process, not of servers that other tests have left running."""
+    return {child.pid for child in psutil.Process().children()}
 
 
 @pytest.mark.slow
@@ -227,12 +228,12 @@ def test_workers_stay_for_the_run_and_end_with_the_loader() -> None:
         progress = delivered(spec, progress, version, table, {})
     assert children() - before == started  # the same workers, however often restarted
     loader.close()
-    assert children() == before
+    assert not children() - before
     abandoned = QuantumLoader(Noisy(), spec, A, num_workers=1)
     abandoned.start()
     del abandoned
     gc.collect()
-    assert children() == before
+    assert not children() - before
 
 
 @pytest.mark.slow
