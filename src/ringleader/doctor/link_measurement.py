@@ -36,7 +36,7 @@ TURN_S = 2.5
 LIMIT_S = 2.0
 """For one measurement; 2 Mbit/s need one second."""
 ROUND_TRIPS, FAR_S = 40, 5.0
-"""So many more round trips for a machine that is far away, but no more than that."""
+"""A far machine gets so many round trips more, but at most so many seconds."""
 CONNECT_S = 1.5
 
 _ABORT = struct.pack("ii", 1, 0)
@@ -122,7 +122,7 @@ class LinkMeasurer:
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORT)
             if small_segments:
                 limit_segments(raw)
-            raw.settimeout(min(CONNECT_S, LIMIT_S, left_s))
+            raw.settimeout(min(CONNECT_S, left_s))
             started_s = time.perf_counter()
             try:
                 raw.connect(address)

@@ -46,12 +46,11 @@ BURST_S = 0.1
 """The longest planned burst: a person waits for the sum of all of them."""
 
 MANY_ROUND_TRIPS = 4
-"""A burst that takes fewer is not reliable, either; the longest may take as much more
-than ``BURST_S`` as this is more than ``ENOUGH_S``."""
+"""A burst that takes fewer is not reliable, either. Where that is longer than
+``ENOUGH_S``, ``BURST_S`` is longer in proportion."""
 
 GROWING_S = 1.0
-"""No burst is larger than the one before when all have taken so long, with the round
-trips."""
+"""After so long, round trips included, bursts do not grow any more."""
 
 MAX_BYTES = 8 << 20
 """Bytes of one turn. 10 Gbit/s carry that in 7 ms; more would be hardly more exact."""
