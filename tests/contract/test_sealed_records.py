@@ -248,11 +248,67 @@ def test_links_are_sealed_unless_an_end_cannot() -> None:
         swap(left, right, noise(1_000_000))
 
 
-def test_a_record_fits_into_a_small_buffer_of_the_kernel() -> None:
-    """Ranks that exchange chunks read as far as they have sent: some must leave."""
-    with connected() as (left, _):
-        left.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 15)
-        assert left.send(memoryview(noise(1 << 20))) > 0
+def test_two_ends_that_read_only_as_far_as_they_have_sent_exchange_long_records() -> (
+    None
+):
+    """As ranks that exchange chunks; the kernel holds a small part of a record."""
+    data, deadline = noise(3 * MAX_RECORD_BYTES), Deadline.after(PATIENCE_S)
+    with connected() as ends:
+        sent, found = [0, 0], [bytearray(), bytearray()]
+        for end in ends:
+            for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+                end.setsockopt(socket.SOL_SOCKET, option, 1 << 14)
+        while any(len(part) < len(data) for part in found):
+            assert not deadline.is_over(), f"sent {sent}, read {[*map(len, found)]}"
+            for i, end in enumerate(ends):
+                with contextlib.suppress(BlockingIOError):
+                    sent[i] += end.send(memoryview(data)[sent[i] :])
+                if room := sent[i] - len(found[i]):
+                    with contextlib.suppress(BlockingIOError):
+                        found[i] += end.recv(room)
+        assert found == [data, data]
+
+
+def test_a_kernel_that_holds_little_is_offered_as_much_as_a_long_record_holds() -> None:
+    """Linux grants more memory only to a sender that fills what it has."""
+    taken, offers, chance = bytearray(), [], random.Random(1)
+
+    def take_some(view: memoryview) -> int:
+        offers.append(len(view))
+        if len(offers) % 3 == 0:
+            raise BlockingIOError
+        part = view[: chance.randrange(1, 10_000)]
+        taken.extend(part)
+        return len(part)
+
+    data = noise(3 * MAX_RECORD_BYTES)
+    writer, sent = SealedWriter(cipher(), take_some, lambda: 69_120), 0
+    while sent < len(data):
+        sent += writer.send(memoryview(data)[sent:])
+        assert read_all(bytes(taken)) == (data[:sent], False), "whole records count"
+    assert not writer.owes
+    assert offers[0] > 0.9 * MAX_RECORD_BYTES
+
+
+def test_a_record_counts_with_the_last_byte_of_its_tag() -> None:
+    """Nobody sends the rest of it after the last call."""
+    room = 0
+
+    def take_some(view: memoryview) -> int:
+        nonlocal room
+        if not room:
+            raise BlockingIOError
+        size = min(room, len(view))
+        room -= size
+        return size
+
+    data, sent, counts = memoryview(bytes(100)), 0, []
+    writer = SealedWriter(cipher(), take_some, lambda: 69_120)
+    for room in (0, 4, 100, 15, 1):  # noqa: B007 - ``take_some`` uses it
+        sent += writer.send(data[sent:])
+        counts.append(sent)
+        assert writer.owes == (sent < 100)
+    assert counts == [0, 0, 0, 0, 100]
 
 
 @pytest.mark.parametrize(

@@ -35,9 +35,11 @@ class SealedWriter:
     Bytes count as sent when all of their record is in the kernel, and two ranks that
     exchange chunks read only as far as they have sent. So a record must fit into
     ``buffer_bytes()``, the memory of the kernel for this socket, which may change.
+    Linux enlarges it only for a sender that fills it, so as many short records are
+    offered at once as one long record holds.
 
     After ``use_thread`` a thread of its own can do so while the caller goes on. Whoever
-    runs ``_work`` has the cipher, the record and the socket; the caller does so only
+    runs ``_work`` has the cipher, the records and the socket; the caller does so only
     while that thread is idle, and nobody else starts it.
     """
 
@@ -51,10 +53,10 @@ class SealedWriter:
         self._send_raw = send_raw
         self._buffer_bytes = buffer_bytes
         self._buffer = memoryview(bytearray(SMALL_BYTES))
-        self._record = self._buffer[:0]
-        """The rest of the sealed record that is being sent."""
-        self._record_data = 0
-        """Bytes of data in that record."""
+        self._sealed = self._buffer[:0]
+        """The rest of the sealed records that are being sent."""
+        self._records: deque[tuple[int, int]] = deque()
+        """Of each of them, the sealed bytes behind it and its bytes of data."""
         self._pieces: deque[memoryview] = deque()
         """Data of the next records."""
         self._queued = self._left = self._counted = 0
@@ -93,7 +95,7 @@ class SealedWriter:
                 if done:
                     return done
                 raise self._error
-            self._queue(view[done:], BEHIND_BYTES if behind else 1)
+            self._queue(view[done:], BEHIND_BYTES if behind else MAX_RECORD_BYTES)
             before = self._left
             if behind:
                 self._work_behind()
@@ -103,12 +105,12 @@ class SealedWriter:
                 return done
 
     def _queue(self, view: memoryview, limit: int) -> None:
-        """Queue what is not queued yet of the first ``limit`` bytes, and a record."""
-        ahead = self._queued - self._counted
+        """Queue what is not queued yet of the first ``limit`` bytes."""
+        ahead, view = self._queued - self._counted, view[:limit]
         longest = MIN_RECORD_BYTES
         if len(view) - ahead > longest:  # the kernel counts more than the data
-            longest = max(longest, min(MAX_RECORD_BYTES, self._buffer_bytes() // 4))
-        while ahead < min(limit, len(view)):
+            longest = max(longest, min(MAX_RECORD_BYTES, self._buffer_bytes() // 2))
+        while ahead < len(view):
             piece = view[ahead : ahead + longest]
             self._pieces.append(piece)
             self._queued += len(piece)
@@ -118,7 +120,7 @@ class SealedWriter:
         """Seal and send until all has left or the kernel takes no more."""
         self._is_full = False
         try:
-            while self._record or self._seal_next():
+            while self._sealed or self._seal_some():
                 self._send_some()
         except BlockingIOError:
             self._is_full = True
@@ -136,7 +138,7 @@ class SealedWriter:
         assert self._thread is not None
         if self._thread.is_busy:
             return
-        if self._is_full and self._record:
+        if self._is_full and self._sealed:
             try:
                 self._send_some()
             except BlockingIOError:
@@ -144,34 +146,54 @@ class SealedWriter:
             except OSError as exc:
                 self._error = exc
                 return
-        if self._record or self._pieces:
+        if self._sealed or self._pieces:
             self._thread.start()
 
     def _send_some(self) -> None:
-        self._record = self._record[self._send_raw(self._record) :]
-        if not self._record:
-            self._left += self._record_data
+        self._sealed = self._sealed[self._send_raw(self._sealed) :]
+        while self._records and len(self._sealed) <= self._records[0][0]:
+            self._left += self._records.popleft()[1]
 
-    def _seal_next(self) -> bool:
-        """Seal the next piece; return False if there is none.
+    def _seal_some(self) -> bool:
+        """Seal the next pieces, as many as fit; return False if there are none."""
+        self._make_room()
+        ends: list[tuple[int, int]] = []
+        at = 0
+        while data := self._next_piece(len(self._buffer) - at):
+            end = at + len(data) + OVERHEAD_BYTES
+            self._seal(data, self._buffer[at:end])
+            ends.append((end, len(data)))
+            at = end
+        self._records.extend((at - end, size) for end, size in ends)
+        self._sealed = self._buffer[:at]
+        return at > 0
 
-        A piece is dropped last: if we are interrupted, what follows does not open.
-        """
-        try:
-            data = self._pieces[0]
-        except IndexError:
-            return False
-        size = len(data)
-        header = HEADER.pack(size)
-        if size + OVERHEAD_BYTES > len(self._buffer):
+    def _make_room(self) -> None:
+        """Use a large buffer from the first long record, or several, on."""
+        first = self._next_piece(MAX_RECORD_BYTES + OVERHEAD_BYTES)
+        if first is None or len(self._buffer) == BUFFER_BYTES:
+            return
+        if len(self._pieces) > 1 or len(first) + OVERHEAD_BYTES > len(self._buffer):
             self._buffer = memoryview(bytearray(BUFFER_BYTES))
-        record = self._buffer[: size + OVERHEAD_BYTES]
+
+    def _next_piece(self, room: int) -> memoryview | None:
+        """Return the next piece if its record fits into ``room``."""
+        try:
+            piece = self._pieces[0]
+        except IndexError:  # also if ``stop`` was faster
+            return None
+        return piece if len(piece) + OVERHEAD_BYTES <= room else None
+
+    def _seal(self, data: memoryview, record: memoryview) -> None:
+        """Seal the next piece.
+
+        It is dropped last: if we are interrupted, what follows does not open.
+        """
+        header = HEADER.pack(len(data))
         record[:HEADER_BYTES] = header
         self._cipher.seal(data, header, record[HEADER_BYTES:])
-        self._record, self._record_data = record, size
         with contextlib.suppress(IndexError):  # if ``stop`` was faster
             self._pieces.popleft()
-        return True
 
     def has_moved(self) -> bool:
         """Return whether ``send`` may do more, without waiting for the kernel.
