@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,7 +26,13 @@ from ringleader.identity.cluster_secret import ClusterSecret, store
 from ringleader.identity.secret_value import Secret
 from ringleader.identity.storage.home import Home
 from ringleader.node.protocol.hello import PROTOCOL
-from ringleader.simulation.lan import VirtualHost, VirtualLan, can_make_faults, lan
+from ringleader.simulation.lan import (
+    VirtualHost,
+    VirtualLan,
+    can_make_faults,
+    lan,
+    long_cable,
+)
 from ringleader.simulation.lan.switch import RECEIVED
 from tests.kit.patient_doctor import SECONDS
 from tests.kit.warm_python import WarmProcess, WarmPython
@@ -173,6 +180,22 @@ def test_a_healthy_lan_gives_no_finding(tmp_path: Path, practice: Practice) -> N
         assert status == 0
         assert "nothing is wrong" in shown
         assert "Mbit/s" in shown
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/net/tun").exists(), reason="no /dev/net/tun")
+def test_a_machine_that_is_far_away_is_not_called_stalled(
+    tmp_path: Path, practice: Practice
+) -> None:
+    """Measuring takes as many round trips as elsewhere, and these are long."""
+    homes = Homes(tmp_path)
+    with lan(hosts=2) as net, long_cable(*net.hosts, round_trip_s=0.1) as addresses:
+        net.cut(1)
+        wait_for(practice.start_node(net.hosts[1], homes.get("bob")))
+        far = f"{addresses[1]}:{PORT}"
+        report = practice.examine(net.hosts[0], homes.get("tin"), "--peer", far)
+    assert report["findings"] == []
+    assert re.search(r"bob \d+ Mbit/s, [56]\d\.\d ms", line(report, "links"))
 
 
 # An agent whose job waits for another machine.
