@@ -657,6 +657,13 @@ def test_which_links_are_slow(
     assert all("tin and bob" in f.text for f in found)
 
 
+def test_machines_in_different_places_are_not_told_to_buy_a_cable_first() -> None:
+    far = only(facts(candidate(link=measured(940, 940, latency_s=0.03))))
+    slow = only(facts(candidate(link=measured(40, 40))))
+    assert "local steps" in far.mend
+    assert "local steps" not in slow.mend
+
+
 def test_a_slow_link_between_two_others_is_told_as_their_agents_measured_it() -> None:
     slow = {str(CAT): LinkProfile(1e-3, 1e6, 1e6)}
     ours = {str(OURS): LinkProfile(1e-3, 1e6, 1e6)}  # we know better ourselves

@@ -68,7 +68,7 @@ def _check(between: str, profile: LinkProfile, limit: float) -> Iterator[Finding
             f"Between {between} a packet takes {profile.latency_s * 1e3:.0f} ms one "
             "way; on a LAN it takes less than 10."
         )
-        yield Finding(Code.SLOW_LINK, text, _MEND, Severity.WARNING)
+        yield Finding(Code.SLOW_LINK, text, _FAR_MEND, Severity.WARNING)
 
 
 _MEND = (
@@ -76,12 +76,18 @@ _MEND = (
     "port of the switch (a bad cable falls back to 10 or 100 Mbit/s); end large "
     "downloads. Or train with --compress, which sends fewer bytes."
 )
+_FAR_MEND = (
+    "If the machines are in different places, nothing is broken: train in rounds of "
+    "many local steps (docs/low-communication.md), which wait for each other once per "
+    "round instead of once per step. In one home, use a cable instead of Wi-Fi, or the "
+    "5 GHz band, and end large downloads."
+)
 
 
 def _stalled(facts: Facts, candidate: Candidate) -> Finding:
     text = (
-        f"Between {facts.name} and {candidate.title} the handshake works, but not even "
-        "16 KiB came through in two seconds."
+        f"Between {facts.name} and {candidate.title} the handshake works, but the few "
+        "packets that measure the link did not come through in time."
     )
     return Finding(Code.SLOW_LINK, text, _MEND, Severity.WARNING)
 
