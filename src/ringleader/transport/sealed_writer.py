@@ -56,7 +56,7 @@ class SealedWriter:
         self._sealed = self._buffer[:0]
         """The rest of the sealed records that are being sent."""
         self._records: deque[tuple[int, int]] = deque()
-        """Of each of them, the sealed bytes behind it and its bytes of data."""
+        """(sealed bytes behind it, bytes of its data) for every record in there."""
         self._pieces: deque[memoryview] = deque()
         """Data of the next records."""
         self._queued = self._left = self._counted = 0
