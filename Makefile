@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# pip compiles on one core; compileall uses them all, and passes over what is no Python. The
-# tests of other packages stay as they are.
+# pip compiles on one core; compileall uses them all, and passes over what is no Python. It
+# begins while pip waits for the network. The tests of other packages stay as they are.
 PIP := $(BIN)/pip install --quiet --no-compile --constraint constraints.txt
+COMPILE := $(BIN)/python -m compileall -qq --workers 0 -x /tests/ $(VENV)/lib
 
 # Tests start hundreds of processes: each module is compiled once, not once per process.
 unexport PYTHONDONTWRITEBYTECODE
@@ -17,8 +18,8 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch
-	$(PIP) --editable '.[dev]'
-	$(BIN)/python -m compileall -qq --workers 0 -x /tests/ $(VENV)/lib || true
+	$(COMPILE) & $(PIP) --editable '.[dev]'
+	$(COMPILE) || true
 	touch $(STAMP)
 
 demo: setup
