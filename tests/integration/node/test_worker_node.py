@@ -133,7 +133,7 @@ def test_a_failed_start_leaves_no_ghost(coordinator: Coordinator) -> None:
         coordinator.address,
         nodes=2,
         worker_id="trainer-3",
-        timeout_s=5 * HEARTBEAT_S,
+        timeout_s=8 * HEARTBEAT_S,
         health_port=0,
     )
     seen: list[object] = []
@@ -147,9 +147,9 @@ def test_a_failed_start_leaves_no_ghost(coordinator: Coordinator) -> None:
     looking = threading.Thread(target=look)
     looking.start()
     began_s = time.monotonic()
-    with pytest.raises(DeadlineExceeded, match="no round began within 20 s"):
+    with pytest.raises(DeadlineExceeded, match="no round began within 32 s"):
         node.start()
-    assert time.monotonic() - began_s >= 5 * HEARTBEAT_S
+    assert time.monotonic() - began_s >= 8 * HEARTBEAT_S
     looking.join(200)
     assert seen == [(200, 503), {"trainer-3"}]
     assert coordinator.workers() == set(), "no ghost"
