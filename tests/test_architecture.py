@@ -99,18 +99,8 @@ HOMES = {
 }
 """Who may import what; above all, nothing from the network is ever unpickled."""
 
-LIMIT_LINES = 300
-LONGER = {
-    "backend/process_group.py": (731, "one method per operation that torch knows"),
-    "groups/group.py": (540, "the whole public surface of a group, mostly signatures"),
-    "coordinator/v1/coordinator_pb2_grpc.py": (400, "generated"),
-    "transport/secure_socket.py": (305, "one socket for TLS and sealed records"),
-    "groups/runner.py": (490, "all ways in which an operation begins and ends"),
-    "training/members.py": (310, "a step and a change of view share one state"),
-    "transport/mesh.py": (410, "both sides of one handshake are read together"),
-    "testing/processes.py": (360, "the two sides of a fork are read together"),
-}
-"""Files beyond the limit: how far, and why they are not split."""
+LIMIT_LINES = 1500
+"""One concept is one file; beyond this it is more than one."""
 
 BANNED_FOLDERS = {"utils", "util", "common", "core", "shared", "base", "helpers"}
 
@@ -338,18 +328,11 @@ def test_data_plane_and_control_plane_meet_in_two_packages() -> None:
     )
 
 
-def test_a_module_is_read_in_five_minutes() -> None:
-    assert LONGER.keys() <= {relative(path) for path in MODULES}, (
-        "remove it from LONGER"
-    )
-
+def test_a_module_holds_one_concept() -> None:
     def rule(path: Path) -> Iterator[str]:
-        limit, reason = LONGER.get(relative(path), (LIMIT_LINES, ""))
         lines = len(path.read_text().splitlines())
-        if lines > limit:
-            yield f"{lines} lines of {limit}: split it, or give a reason in LONGER"
-        if reason and lines <= LIMIT_LINES:
-            yield "short again: remove it from LONGER"
+        if lines > LIMIT_LINES:
+            yield f"{lines} lines of {LIMIT_LINES}: more than one concept"
 
     assert not (found := offenders(rule)), found
 

@@ -80,7 +80,7 @@ class Memory:
         return tensor.copy_(content)
 
 
-def check(  # noqa: C901, PLR0912, PLR0915 - one case per operation
+def check(
     group: Group, memory: Memory, call: int, dice: random.Random
 ) -> None:
     """Make one call, which the dice of all ranks choose alike, and compare values."""
