@@ -58,9 +58,13 @@ class DeviceBackend(Backend):
     ``find_group`` returns the group, or None once it is gone.
     """
 
+    # Where one is missing, torch's own asks this object again, for ever.
     supports_splitting = False
     supports_coalescing = False
     supports_shrinking = False
+    supports_reconfigure = False
+    supports_window = False
+    _supports_time_estimate = False
 
     def __init__(
         self, rank: int, size: int, find_group: Callable[[], ProcessGroup | None]

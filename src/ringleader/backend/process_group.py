@@ -86,6 +86,8 @@ class RingleaderGroup(ProcessGroup):
     supports_coalescing = False
     supports_time_estimate = False
     supports_shrinking = False
+    supports_reconfigure = False
+    supports_window = False
 
     def __init__(
         self, group: Group, store: Store, ranks: list[int], *, is_staged: bool

@@ -29,7 +29,6 @@ NOT_OURS = {
     "mergeRemoteGroup",
     "reconfigure",
     "splitGroup",
-    "supports_reconfigure",
 }
 """Methods of groups that change their size or are split in place: torch refuses them
 with an error of its own."""
@@ -46,6 +45,18 @@ def group() -> Iterator[Any]:
         yield dist.distributed_c10d._get_default_group()
     finally:
         dist.destroy_process_group()
+
+
+def properties(thing: object, kind: type) -> dict[str, Any]:
+    """What every property of ``kind`` answers for ``thing``; the type of an error."""
+    answers: dict[str, Any] = {}
+    for name, value in inspect.getmembers(kind):
+        if isinstance(value, property):
+            try:
+                answers[name] = getattr(thing, name)
+            except Exception as error:  # noqa: BLE001 - the test compares them
+                answers[name] = type(error)
+    return answers
 
 
 def hooks() -> dict[str, Any]:
@@ -77,6 +88,22 @@ def test_torchs_own_look_up_finds_our_backend(group: Any) -> None:  # noqa: ANN4
     assert not found.supports_splitting
     get_backend_impl: Any = vars(dist.distributed_c10d)["get_backend_impl"]
     assert get_backend_impl().name() == "ringleader"
+
+
+def test_every_property_that_torch_gives_a_group_can_be_read(group: Any) -> None:  # noqa: ANN401
+    """torch's own may ask our backend, and that one torch's own again."""
+    answers = properties(group, dist.ProcessGroup)
+    assert answers["group_name"] == group.getGroupName()
+    assert RecursionError not in answers.values(), answers
+    assert not [n for n in answers if "supports_" in n and answers[n] is not False]
+
+
+@needs_backends
+def test_every_property_that_torch_gives_a_backend_can_be_read(group: Any) -> None:  # noqa: ANN401
+    answers = properties(dist.ProcessGroup._get_backend(group, CPU), c10d.Backend)
+    assert answers["options"].backend == "ringleader"
+    assert RecursionError not in answers.values(), answers
+    assert not [n for n in answers if "supports_" in n and answers[n] is not False]
 
 
 @needs_backends
