@@ -80,9 +80,7 @@ class Memory:
         return tensor.copy_(content)
 
 
-def check(
-    group: Group, memory: Memory, call: int, dice: random.Random
-) -> None:
+def check(group: Group, memory: Memory, call: int, dice: random.Random) -> None:
     """Make one call, which the dice of all ranks choose alike, and compare values."""
     me, size, hold = group.rank, group.size, memory.hold
     name, dtype = OPERATIONS[call % len(OPERATIONS)], dice.choice(DTYPES[size])
