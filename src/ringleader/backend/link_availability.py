@@ -67,7 +67,7 @@ def _mpi() -> tuple[bool, str]:
     if not library.is_installed():
         return False, f"mpi4py is not installed; run: {library.INSTALL}"
     if sys.modules.get("mpi4py.MPI") is None:
-        argv = [sys.executable, "-c", _LOAD_MPI]
+        argv = [sys.executable, "-P", "-c", _LOAD_MPI]
         try:
             done = subprocess.run(argv, capture_output=True, timeout=PROBE_S)
         except (OSError, subprocess.TimeoutExpired) as exc:

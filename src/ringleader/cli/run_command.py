@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -79,6 +82,12 @@ class RunOptions:
 def start_run(options: RunOptions, ctx: typer.Context) -> NoReturn:
     """Run the program and end this process with the exit status of the run."""
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+    def complain(text: str) -> None:
+        text = f"ringleader run: {text}"
+        errors.print(text, style="bold red", markup=False, soft_wrap=True)
+
+    threading.excepthook = lambda failed: _end_with_thread(failed, complain)
     try:
         processes = num_processes(options.nproc_per_node)
         program = find_program(options.script, options.args, is_module=options.module)
@@ -87,14 +96,25 @@ def start_run(options: RunOptions, ctx: typer.Context) -> NoReturn:
             become_warm_run(settings.home_directory())
             code = run_job(plan_run(options, program, processes), errors)
     except RingleaderError as exc:
-        text = f"ringleader run: {exc}"
-        errors.print(text, style="bold red", markup=False, soft_wrap=True)
+        complain(str(exc))
         report_outcome(str(exc))
         code = 1
     except KeyboardInterrupt:  # a job that runs, or is being made, ends in order
         errors.print("ringleader run: interrupted; nothing was started")
         code = 128 + signal.SIGINT
     leave(code)
+
+
+def _end_with_thread(
+    failed: threading.ExceptHookArgs, complain: Callable[[str], None]
+) -> None:
+    """End this process, and with it the workers: a thread that it needs has failed."""
+    name = failed.thread.name if failed.thread else "a thread"
+    text = f"{name} failed: {failed.exc_type.__name__}: {failed.exc_value}"
+    traceback.print_exception(failed.exc_type, failed.exc_value, failed.exc_traceback)
+    complain(text)
+    report_outcome(text, is_here=True)
+    os._exit(1)
 
 
 def plan_run(options: RunOptions, program: Program, processes: int) -> RunPlan:

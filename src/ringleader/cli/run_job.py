@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -14,8 +15,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from ringleader import settings
 from ringleader.cli.worker_output import with_own_output
-from ringleader.errors import GroupAborted, PeerLost, RingleaderError
+from ringleader.errors import ConfigError, GroupAborted, PeerLost, RingleaderError
 from ringleader.jobs.machine.outcome import report_outcome
 from ringleader.monitoring.number_folders import make_number_folder
 from ringleader.node.launch.agent_process import AgentProcess
@@ -58,10 +60,10 @@ def run_job(plan: RunPlan, errors: Console) -> int:
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     if "torch" in sys.modules:  # a fork of a warm process: it was imported without
         _set_threads(os.environ.get("OMP_NUM_THREADS", ""))
-    importing = threading.Thread(target=_import_torch, daemon=True)
+    importing = _TorchImport()
     importing.start()
     if plan.compress:
-        importing.join()
+        importing.wait()
         import_module("ringleader.compression.scheme").parse(plan.compress)
 
     def say(text: str) -> None:
@@ -71,7 +73,7 @@ def run_job(plan: RunPlan, errors: Console) -> int:
         agent_for_run(plan.agent, plan.request.job, say) as agent,  # a fork forgets it
         _number_folder(plan),
     ):
-        importing.join()
+        importing.wait()
         with ForkServer.start() if plan.may_fork else nullcontext() as server:
             if isinstance(agent, AgentProcess):
                 return _launch(plan, agent, server, errors)
@@ -98,11 +100,36 @@ def _set_threads(number: str) -> None:
         import_module("torch").set_num_threads(int(number))
 
 
-def _import_torch() -> None:
-    gc.disable()  # it would take a sixth of the time
-    import_module("torch.distributed.launcher.api")
-    gc.freeze()
-    gc.enable()
+class _TorchImport(threading.Thread):
+    """Imports torch while this process does something else."""
+
+    def __init__(self) -> None:
+        super().__init__(name="ringleader-import", daemon=True)
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        """Import what the launcher needs of torch."""
+        gc.disable()  # it would take a sixth of the time
+        try:
+            import_module("torch.distributed.launcher.api")
+        except BaseException as exc:  # noqa: BLE001 - raised by ``wait``
+            self._error = exc
+        gc.freeze()
+        gc.enable()
+
+    def wait(self) -> None:
+        """Return when torch is imported; raises ``ConfigError`` if it cannot be.
+
+        To import it once more in this process could hang.
+        """
+        self.join()
+        if self._error is not None:
+            cause = f"{type(self._error).__name__}: {self._error}"
+            where = traceback.extract_tb(self._error.__traceback__)[-1]
+            text = f"torch cannot be imported here: {cause}"
+            raise ConfigError(
+                f"{text} ({where.filename}, line {where.lineno})"
+            ) from self._error
 
 
 def _as_ours(error: Exception) -> RingleaderError:
@@ -141,6 +168,9 @@ def _launch(
     for line in plan.notice:
         errors.print(f"ringleader: {line}", markup=False)
     handler.on_progress = lambda text: errors.print(f"ringleader: {text}", markup=False)
+    if imports := job_settings().imports:  # for the workers, not for us
+        known = settings.environment().get("PYTHONPATH", "")
+        settings.export({"PYTHONPATH": os.pathsep.join(filter(None, [imports, known]))})
     workers = Workers(
         command=_worker_command(plan, server),
         count=plan.nproc,

@@ -101,7 +101,7 @@ def _make(made: MadeEnvironment, recipe: Recipe, deadline: Deadline) -> None:
         text = "pip cannot install from it; install uv on this machine"
         raise ConfigError(f"--sync-env: {recipe.kind}: {text}: pip install uv")
     without_pip = ["--without-pip"] if uv else []
-    command = [sys.executable, "-m", "venv", *without_pip, str(made.folder)]
+    command = [sys.executable, "-P", "-m", "venv", *without_pip, str(made.folder)]
     _install(command, recipe, deadline, {})
     _add_our_packages(made)
     if uv is None:

@@ -16,11 +16,16 @@ class JobSettings:
     outcome: str = ""
     """File for the reason why the job failed; empty: it is printed only."""
 
+    imports: str = ""
+    """Folders of the project from which the workers import, as PYTHONPATH lists them;
+    not those of the launcher, which runs nothing of the project."""
+
     def environment(self) -> dict[str, str]:
         """Return the variables that ``job_settings`` reads."""
         return {
             "RINGLEADER_JOB_OUTPUT": self.output,
             "RINGLEADER_JOB_OUTCOME": self.outcome,
+            "RINGLEADER_JOB_IMPORTS": self.imports,
         }
 
 
@@ -30,4 +35,5 @@ def job_settings(env: Mapping[str, str] | None = None) -> JobSettings:
     return JobSettings(
         output=env.get("RINGLEADER_JOB_OUTPUT", ""),
         outcome=env.get("RINGLEADER_JOB_OUTCOME", ""),
+        imports=env.get("RINGLEADER_JOB_IMPORTS", ""),
     )

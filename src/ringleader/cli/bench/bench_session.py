@@ -115,7 +115,7 @@ def bench_session(
 def _start_torch(stack: ExitStack, locations: Sequence[RankLocation]) -> WorkerPool:
     pool = stack.enter_context(WorkerPool("torch worker", len(locations)))
     for rank, location in enumerate(locations):
-        module = [sys.executable, "-m", "ringleader.cli.bench.torch_worker"]
+        module = [sys.executable, "-P", "-m", "ringleader.cli.bench.torch_worker"]
         options = ["--rank", str(rank), "--size", str(len(locations))]
         pool.start([*module, "--control", pool.address, *options], location.popen)
     return pool
@@ -163,7 +163,7 @@ def _start_mpi(stack: ExitStack, session: BenchSession) -> WorkerPool | None:
         return None
     pool = stack.enter_context(WorkerPool("mpirun", session.ranks))
     job = [mpirun, "--allow-run-as-root", "--oversubscribe", "-np", str(session.ranks)]
-    module = [sys.executable, "-m", "ringleader.cli.bench.mpi_worker"]
+    module = [sys.executable, "-P", "-m", "ringleader.cli.bench.mpi_worker"]
     pool.start([*job, *module, "--control", pool.address])
     return pool
 

@@ -172,7 +172,7 @@ def run_demo(ranks: int, epochs: int, on_epoch: OnEpoch) -> DemoResult:
     with TemporaryDirectory() as folder, WorkerPool("demo", ranks) as pool:
         machines, tag = pair(ranks, Path(folder))
         for rank, machine in enumerate(machines):
-            module = [sys.executable, "-m", "ringleader.cli.demo.worker"]
+            module = [sys.executable, "-P", "-m", "ringleader.cli.demo.worker"]
             argv = [*module, "--control", pool.address, "--rank", str(rank)]
             pool.start(argv, env=machine.environment())
         pool.wait_connected(_START_S)

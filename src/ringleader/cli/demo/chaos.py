@@ -131,7 +131,8 @@ class ChaosDemo:
         """Run the same command as on every machine."""
         size = str(len(self._machines))
         argv = [
-            *(sys.executable, "-m", "ringleader.cli.main", "run", "--survive"),
+            *(sys.executable, "-P", "-m", "ringleader.cli.main"),
+            *("run", "--survive"),
             *("--nodes", size, _PROGRAM),
             *(str(self._folder), str(self._epochs), str(PAUSE_S)),
         ]

@@ -37,7 +37,9 @@ def launcher_command(record: JobRecord) -> list[str]:
     ]
     is_ours = python == sys.executable
     warm = warm_command(settings.home_directory(), words) if is_ours else None
-    return end_with_parent(warm or [python, "-m", "ringleader.cli.main", *words])
+    # -P: it works in the job's folder, where a cuda.py must not replace torch's.
+    cold = [python, "-P", "-m", "ringleader.cli.main", *words]
+    return end_with_parent(warm or cold)
 
 
 def launcher_environment(
@@ -47,8 +49,9 @@ def launcher_environment(
 ) -> dict[str, str]:
     """Return the environment of the launcher: this process's, and the job's."""
     mine = {n: v for n, v in settings.environment().items() if n not in unwanted}
-    if record.import_folders:
-        places = [*record.import_folders, mine.get("PYTHONPATH", "")]
-        mine["PYTHONPATH"] = os.pathsep.join(filter(None, places))
-    job = JobSettings(output=str(folder.socket), outcome=str(folder.outcome))
+    job = JobSettings(
+        output=str(folder.socket),
+        outcome=str(folder.outcome),
+        imports=os.pathsep.join(record.import_folders),
+    )
     return {**mine, **job.environment()}

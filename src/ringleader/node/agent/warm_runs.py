@@ -40,9 +40,8 @@ async def _keep_warm(core: AgentCore) -> None:
 async def _run_once(core: AgentCore) -> None:
     """Start the process, publish its name, and wait until it ends."""
     ours, theirs = socket.socketpair()
-    # Without -P: runs are forked from it, and their programs import their neighbours.
-    # Its folder is the agent's home, which only this user can write.
-    command = [sys.executable, "-m", "ringleader.node.launch.warm_process"]
+    # -P: what runs are forked from imports nothing of any program.
+    command = [sys.executable, "-P", "-m", "ringleader.node.launch.warm_process"]
     try:
         process = start_with_socket(command, theirs, folder=core.config.home)
     except OSError as exc:

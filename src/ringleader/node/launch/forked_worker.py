@@ -92,16 +92,29 @@ def become(request: Request, server: int) -> NoReturn:
     settings.replace_all(request.variables)
     os.sched_setaffinity(0, request.cpus)
     _refresh()
+    imports_neighbours = not request.variables.get("PYTHONSAFEPATH")
+    _search(request.variables.get("PYTHONPATH", ""), imports_neighbours)
     sys.argv = request.command[2:]
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)  # the server blocks them
-        worker_main.main()
+        worker_main.main(imports_neighbours=imports_neighbours)
     except KeyboardInterrupt as exc:  # the launcher's command must not handle it
         exc = exc.with_traceback(exc.__traceback__ and exc.__traceback__.tb_next)
         exc = exc.with_traceback(worker_main.without_our_frames(exc))
         sys.excepthook(type(exc), exc, exc.__traceback__)
         raise SystemExit(128 + signal.SIGINT) from None
     raise SystemExit(0)
+
+
+def _search(folders: str, imports_neighbours: bool) -> None:
+    """Import from where a new ``python worker_main.py`` would.
+
+    The path of the server lacks the program's folders, or has some of its own first.
+    """
+    given = [place for place in folders.split(os.pathsep) if place]
+    first = [os.path.dirname(worker_main.__file__)] if imports_neighbours else []
+    own = sys.path if sys.flags.safe_path else sys.path[1:]
+    sys.path[:] = [*first, *given, *(place for place in own if place not in given)]
 
 
 def _refresh() -> None:

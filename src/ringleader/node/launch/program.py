@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ringleader.errors import ConfigError
 from ringleader.node.launch import worker_main
+from ringleader.settings.job import job_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,8 @@ def find_program(name: str, args: list[str], *, is_module: bool) -> Program:
 
 def _find_module(name: str) -> str:
     """Return the file of a module or of a package's ``__main__``; empty if none."""
-    search: list[str] | None = [os.getcwd(), *sys.path]
+    folders = job_settings().imports.split(os.pathsep)
+    search: list[str] | None = [os.getcwd(), *filter(None, folders), *sys.path]
     spec: ModuleSpec | None = None
     parts = name.split(".")
     for length in range(1, len(parts) + 1):

@@ -18,10 +18,18 @@ MAX_CHARACTERS = 20_000
 _OURS = {__file__, "<frozen runpy>"}
 
 
-def main() -> None:
-    """Run the program named by the arguments; exit as Python would."""
+def main(*, imports_neighbours: bool = not sys.flags.safe_path) -> None:
+    """Run the program named by the arguments; exit as Python would.
+
+    ``imports_neighbours``: the first folder of the path is ours, and is replaced by the
+    program's. PYTHONSAFEPATH forbids both.
+    """
+    is_module = sys.argv[1] == "-m"
+    if imports_neighbours:
+        script = os.path.realpath(sys.argv[1])
+        sys.path[0] = os.getcwd() if is_module else os.path.dirname(script)
     try:
-        if sys.argv[1] == "-m":
+        if is_module:
             _run_module(sys.argv[2], sys.argv[2:])
         else:
             _run_script(sys.argv[1], sys.argv[1:])
@@ -42,7 +50,6 @@ def main() -> None:
 def _run_script(path: str, argv: list[str]) -> None:
     from importlib.machinery import SourceFileLoader
 
-    _set_first_path(os.path.dirname(os.path.realpath(path)))
     sys.argv = argv
     main_module = ModuleType("__main__")
     values = {"__file__": path, "__loader__": SourceFileLoader("__main__", path)}
@@ -58,15 +65,8 @@ def _run_script(path: str, argv: list[str]) -> None:
 def _run_module(name: str, argv: list[str]) -> None:
     import runpy
 
-    _set_first_path(os.getcwd())
     sys.argv = argv
     runpy.run_module(name, run_name="__main__", alter_sys=True)
-
-
-def _set_first_path(folder: str) -> None:
-    """Replace our folder by the program's, unless Python adds no folder at all."""
-    if not sys.flags.safe_path:
-        sys.path[0] = folder
 
 
 def without_our_frames(exc: BaseException) -> TracebackType | None:

@@ -1,0 +1,89 @@
+"""The launcher of a job imports nothing of the job, and says why it cannot start."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ringleader.node.launch.resident_agent import start_resident, stop_resident
+from ringleader.node.protocol.agent_config import AgentConfig
+from ringleader.testing.node_process import make_home
+from tests.kit.machines import RINGLEADER
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs Unix sockets")
+
+LIMIT_S = 300.0
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+BROKEN = "raise RuntimeError('this is no library of yours')\n"
+"""torch imports a module of the name ``cuda`` where there is one."""
+TRAIN = """
+import os, sys
+import torch.distributed as dist
+from tools import NAME
+dist.init_process_group()
+print("trained with", NAME, os.path.basename(sys.path[0]))
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    made = make_home(tmp_path / "home", os.urandom(32))
+    record = start_resident(
+        AgentConfig(
+            home=str(made),
+            interfaces=[LOOPBACK],
+            profile="loopback",
+            name="desk",
+            is_resident=True,
+            accepts_jobs=True,
+        )
+    )
+    yield made
+    stop_resident(made)
+    os.waitpid(record.pid, 0)  # it was a child of this process
+
+
+def run(folder: Path, home: Path, *words: str, **variables: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [*RINGLEADER, "run", *words],
+        cwd=folder,
+        env={**os.environ, "RINGLEADER_HOME": str(home), **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+def test_a_job_may_have_a_cuda_py_beside_its_script(home: Path, tmp_path: Path) -> None:
+    """Beside the script, and in a folder from which the project imports."""
+    project = tmp_path / "project"
+    (project / "src").mkdir(parents=True)
+    (project / "pyproject.toml").write_text("[project]\nname = 'p'\nversion = '1'\n")
+    (project / "train.py").write_text(TRAIN)
+    (project / "src" / "tools.py").write_text("NAME = 'tools'\n")
+    for folder in (project, project / "src"):
+        (folder / "cuda.py").write_text(BROKEN)
+    code, said = run(project, home, "train.py")
+    assert code == 0, said
+    assert "trained with tools work" in said
+
+
+def test_a_torch_that_cannot_be_imported_is_named_once(tmp_path: Path) -> None:
+    """The import runs in a thread, and once more in this process it might hang."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(BROKEN)
+    (tmp_path / "train.py").write_text("")
+    home = make_home(tmp_path / "home", os.urandom(32))
+    words = ("--here", "--nodes", "1", "--interface", LOOPBACK, "train.py")
+    code, said = run(tmp_path, home, *words, PYTHONPATH=str(tmp_path))
+    assert code == 1, said
+    assert "torch cannot be imported here: RuntimeError: this is no library" in said
+    assert "Traceback" not in said
