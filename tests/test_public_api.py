@@ -57,8 +57,8 @@ FLAGS = {
     "--max-restarts --survive --job --peers --coordinator --mdns --interface --port "
     "--tensor-port --transport --rank0 --profile --timeout --any-script --plaintext "
     "--tls-ca --tls-cert --tls-key --compress --checkpoint --trace --dry-run --backend",
-    "up": "--jobs --no-jobs --install --uninstall --yes --warm --foreground --peers "
-    "--coordinator --mdns --interface --port --profile --wait --json",
+    "up": "--jobs --no-jobs --stop --install --uninstall --yes --warm --foreground "
+    "--peers --coordinator --mdns --interface --port --profile --wait --json",
     "down": "",
     "jobs": "--json",
     "logs": "job --rank --follow -f",

@@ -37,6 +37,12 @@ def up(  # noqa: PLR0913 - one parameter per option of the command
             show_default=False,
         ),
     ] = None,
+    stop: Annotated[
+        bool,
+        typer.Option(
+            "--stop", help="With --no-jobs, end jobs of others that run here."
+        ),
+    ] = False,
     install: Annotated[
         bool,
         typer.Option(
@@ -106,6 +112,12 @@ def up(  # noqa: PLR0913 - one parameter per option of the command
     """
     with exit_on_error("up"):
         home = settings.home_directory()
+        if stop and jobs is not False:
+            raise ConfigError("--stop ends the jobs of others; it needs --no-jobs")
+        if jobs is False:
+            from ringleader.cli.jobs_of_others import refuse_jobs
+
+            refuse_jobs(home)  # before anything that may fail
         if uninstall:
             from ringleader.cli.up_install import uninstall_service
 
@@ -130,7 +142,11 @@ def up(  # noqa: PLR0913 - one parameter per option of the command
             from ringleader.cli.up_install import install_service
 
             install_service(config, yes=yes)
-        is_new = _start(config, is_installed=install, allowed=bool(allowed))
+        is_new = _start(
+            config, is_installed=install, allowed=bool(allowed), refuses=jobs is False
+        )
+        if stop:
+            _stop_jobs(home)
         seen = _wait_for_others(home, Deadline.after(wait))
         if seen is not None and as_json:
             typer.echo(_json(seen))
@@ -202,10 +218,20 @@ def _run_here(config: AgentConfig, *, allowed: bool) -> int:
         raise ConfigError(f"the agent cannot start: {exc}") from exc
 
 
-def _start(config: AgentConfig, *, is_installed: bool, allowed: bool) -> bool:
+def _stop_jobs(home: Path) -> None:
+    from ringleader.cli.jobs_of_others import stop_jobs_of_others
+
+    for each in stop_jobs_of_others(home):
+        typer.echo(f"Ended here: job {each.spec.id}, {each.spec.title}", err=True)
+
+
+def _start(
+    config: AgentConfig, *, is_installed: bool, allowed: bool, refuses: bool
+) -> bool:
     """Start the agent, unless one is up; return whether it was started.
 
-    The permission holds at once, also for one that is up.
+    The permission holds at once, also for one that is up. ``refuses``: that was all the
+    user wanted, and it is done; an agent that differs otherwise is only told.
     """
     from ringleader.node.launch import resident_agent
 
@@ -218,7 +244,9 @@ def _start(config: AgentConfig, *, is_installed: bool, allowed: bool) -> bool:
         resident_agent.start_resident(config)
         return True
     if reason := resident_agent.why_not(record, config, _cluster(home)):
-        raise ConfigError(f"{reason}; first: ringleader down")
+        if not refuses:
+            raise ConfigError(f"{reason}; first: ringleader down")
+        typer.echo(f"ringleader up: jobs are refused now. {reason}", err=True)
     if record.config.accepts_jobs != allowed:
         with _connect(home) as agent:
             resident_agent.set_jobs_permission(agent, allowed=allowed)
@@ -265,12 +293,19 @@ def _wait_for_others(home: Path, deadline: Deadline) -> Snapshot | None:
 
 def _report(home: Path, seen: Snapshot, *, is_new: bool) -> None:
     """Print what the user has now."""
+    from ringleader.cli.jobs_of_others import (
+        describe_jobs_of_others,
+        running_jobs_of_others,
+    )
     from ringleader.cli.up_report import describe, warmth
     from ringleader.node.launch.resident_agent import find_resident
 
     record = find_resident(home)
     how = warmth(record) if record else ""
-    typer.echo(describe(seen, is_new=is_new, warmth=how))
+    here = next(row for row in seen.nodes if row.is_here)
+    found = [] if here.accepts_jobs else running_jobs_of_others(home)
+    jobs = describe_jobs_of_others(found, seen)
+    typer.echo(describe(seen, is_new=is_new, warmth=how, jobs=jobs))
 
 
 def _json(seen: Snapshot) -> str:

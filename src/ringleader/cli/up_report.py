@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ringleader.ids import NodeId, short
@@ -12,10 +13,13 @@ if TYPE_CHECKING:  # slow to import; --help needs none of them
     from ringleader.node.protocol.snapshot import NodeRow, Snapshot
 
 
-def describe(seen: Snapshot, *, is_new: bool, warmth: str = "") -> str:
+def describe(
+    seen: Snapshot, *, is_new: bool, warmth: str = "", jobs: Sequence[str] = ()
+) -> str:
     """Return the cluster, who is in it, and what this machine allows.
 
-    ``warmth`` is the sentence of that name, if there is one.
+    ``warmth`` is the sentence of that name, if there is one; ``jobs`` are lines about
+    jobs that run here although they are refused now.
     """
     here = next(row for row in seen.nodes if row.is_here)
     others = [row for row in seen.nodes if row.in_view and not row.is_here]
@@ -25,6 +29,7 @@ def describe(seen: Snapshot, *, is_new: bool, warmth: str = "") -> str:
         f"{state}: {where} in cluster {seen.cluster}, process {seen.pid}.",
         _others(others),
         allows(seen.cluster, accepts_jobs=here.accepts_jobs),
+        *jobs,
         *([warmth] if warmth else []),
         "It ends with: ringleader down",
     ]

@@ -15,7 +15,9 @@ class JobSettings:
     """Path of the socket at which workers get their output; empty: the launcher's."""
     outcome: str = ""
     """File for the reason why the job failed; empty: it is printed only."""
-
+    needs_permission: bool = False
+    """Whether another machine has started it: no worker starts here any more once this
+    machine refuses such jobs."""
     imports: str = ""
     """Folders of the project from which the workers import, as PYTHONPATH lists them;
     not those of the launcher, which runs nothing of the project."""
@@ -26,6 +28,7 @@ class JobSettings:
             "RINGLEADER_JOB_OUTPUT": self.output,
             "RINGLEADER_JOB_OUTCOME": self.outcome,
             "RINGLEADER_JOB_IMPORTS": self.imports,
+            "RINGLEADER_JOB_OF_OTHERS": "1" if self.needs_permission else "",
         }
 
 
@@ -36,4 +39,5 @@ def job_settings(env: Mapping[str, str] | None = None) -> JobSettings:
         output=env.get("RINGLEADER_JOB_OUTPUT", ""),
         outcome=env.get("RINGLEADER_JOB_OUTCOME", ""),
         imports=env.get("RINGLEADER_JOB_IMPORTS", ""),
+        needs_permission=bool(env.get("RINGLEADER_JOB_OF_OTHERS", "")),
     )

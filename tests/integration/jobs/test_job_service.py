@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hashlib
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -24,27 +27,40 @@ from ringleader.jobs.client.machine_choice import all_machines
 from ringleader.jobs.client.output_view import PlainView
 from ringleader.jobs.client.start_job import JobStart
 from ringleader.jobs.machine.job_folder import JobFolder, find_jobs, jobs_directory
-from ringleader.jobs.protocol.job_record import JobState
+from ringleader.jobs.machine.project_transfer import project_store
+from ringleader.jobs.protocol.job_record import JobRecord, JobState
 from ringleader.jobs.protocol.job_spec import JobMachine, JobSpec
 from ringleader.jobs.protocol.messages import (
+    Changed,
     Chunk,
+    ChunksNeeded,
     Fetch,
     Follow,
     JobRequest,
     ListJobs,
+    Output,
     Prepare,
     Prepared,
     Start,
     Stop,
 )
-from ringleader.node.launch.resident_agent import start_resident, stop_resident
+from ringleader.node.launch.resident_agent import (
+    connect_to_resident,
+    find_resident,
+    set_jobs_permission,
+    start_resident,
+    stop_resident,
+)
 from ringleader.node.protocol.agent_config import AgentConfig
+from ringleader.project.manifest import Manifest, ProjectFile, encode
 from ringleader.testing.node_process import make_home
+from tests.kit.machines import RINGLEADER
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs Unix sockets")
 
 LIMIT_S = 120.0
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+REFUSED = "runs no jobs of other machines"
 T = TypeVar("T")
 
 
@@ -233,14 +249,7 @@ def _jobs_of(pair: Pair) -> Path:
 
 
 def ask(pair: Pair, by: int, at: int, request: JobRequest) -> object:
-    async def conversation() -> object:
-        channel = await Channel.open(pair.agent(by).path, pair.machine(at))
-        try:
-            return await channel.ask(request, LIMIT_S)
-        finally:
-            channel.close()
-
-    return run(conversation())
+    return run(ask_here(pair.agent(by).path, pair.machine(at), request))
 
 
 def test_a_machine_without_permission_refuses_everything(
@@ -316,3 +325,213 @@ def test_a_killed_supervisor_takes_its_processes_along(
         )
         == []
     )
+
+
+@contextlib.contextmanager
+def refusing(pair: Pair) -> Iterator[None]:
+    """The first machine refuses jobs of others within, as ``up --no-jobs`` does."""
+    allow(pair, is_allowed=False)
+    try:
+        yield
+    finally:
+        allow(pair, is_allowed=True)
+
+
+def allow(pair: Pair, *, is_allowed: bool) -> None:
+    record = find_resident(pair.homes[0])
+    assert record is not None
+    agent = connect_to_resident(pair.homes[0], record)
+    assert agent is not None
+    with agent:
+        set_jobs_permission(agent, allowed=is_allowed)
+
+
+def test_a_prepared_job_does_not_start_after_a_refusal(
+    pair: Pair, project: Path
+) -> None:
+    """The other machine keeps its connection: every message of it is refused."""
+    spec, before = spec_of(pair, project, 0), pair.folders(0)
+
+    async def prepare_and_start() -> None:
+        channel = await Channel.open(pair.agent(1).path, spec.machines[0])
+        try:
+            reply = await channel.ask(Prepare(spec=spec), LIMIT_S)
+            assert isinstance(reply, Prepared)
+            with refusing(pair):
+                await channel.send(Start())
+                with pytest.raises(PeerRefused, match=REFUSED):
+                    await channel.receive(LIMIT_S)
+        finally:
+            channel.close()
+
+    run(prepare_and_start())
+    wait_until(lambda: pair.folders(0) == before)
+
+
+def test_files_stop_travelling_at_a_refusal(pair: Pair, tmp_path: Path) -> None:
+    """Between two pieces of the program, and with the client waiting for an answer."""
+    data = [os.urandom(100) for _ in range(2)]
+    digests = [hashlib.sha256(each).hexdigest() for each in data]
+    files = tuple(ProjectFile(f"f{n}", 100, (d,)) for n, d in enumerate(digests))
+    spec = spec_of(pair, tmp_path, 0, script="f0", is_synced=True, folder="")
+    before = pair.folders(0)
+
+    store = project_store(pair.homes[0])
+
+    async def send() -> None:
+        channel = await Channel.open(pair.agent(1).path, spec.machines[0])
+        try:
+            manifest = encode(Manifest(files))
+            reply = await channel.ask(Prepare(spec=spec, manifest=manifest), LIMIT_S)
+            assert isinstance(reply, ChunksNeeded)
+            await channel.send(Chunk(digests[0], data[0]))
+            await asyncio.to_thread(wait_until, lambda: store.has(digests[0]))
+            with refusing(pair):
+                await channel.send(Chunk(digests[1], data[1]))
+                with pytest.raises(PeerRefused, match=REFUSED):
+                    await channel.receive(LIMIT_S)
+            assert not store.has(digests[1])
+        finally:
+            channel.close()
+
+    run(send())
+    wait_until(lambda: pair.folders(0) == before)
+
+
+def test_output_ends_at_a_refusal_and_the_starter_may_stop_its_job(
+    pair: Pair, project: Path
+) -> None:
+    """The launchers wait for a second machine. One job was started by each machine:
+    the other one sees only how its own stands, and ends only that."""
+    waits = ["--min-nodes", "2", "--max-nodes", "2"]
+    own, others = (spec_of(pair, project, 0, options=waits) for _ in range(2))
+    start(pair, own, by=0)
+    start(pair, others, by=1)
+
+    async def follow_both() -> None:
+        channels = [
+            await Channel.open(pair.agent(1).path, spec.machines[0])
+            for spec in (own, others)
+        ]
+        try:
+            for channel, spec in zip(channels, (own, others), strict=True):
+                await channel.send(Follow(job=spec.id))
+                while not isinstance(await channel.receive(LIMIT_S), Changed):
+                    pass
+            with refusing(pair):
+                for spec in (own, others):
+                    log = JobFolder(_jobs_of(pair) / spec.id).logs / "rank-0.log"
+                    log.write_bytes(b"SECRET")
+                await check(channels)
+        finally:
+            for channel in channels:
+                channel.close()
+
+    async def check(channels: list[Channel]) -> None:
+        path, machine = pair.agent(1).path, own.machines[0]
+        with pytest.raises(PeerRefused, match=REFUSED):
+            await read_to_the_end(channels[0])
+        listed, _ = await list_jobs(pair.agent(1))
+        shown = {job.spec.id for job in listed}
+        assert others.id in shown
+        assert own.id not in shown
+        for job in (own, others):
+            for request in (Fetch(job.id, "train.py"), Follow(job=own.id)):
+                with pytest.raises(PeerRefused, match=REFUSED):
+                    await ask_here(path, machine, request)
+        with pytest.raises(PeerRefused, match=REFUSED):
+            await ask_here(path, machine, Stop(own.id))
+        assert await stop_everywhere(path, [machine], others.id, is_urgent=True) == []
+        last = await read_to_the_end(channels[1])
+        assert last.state == JobState.STOPPED
+        assert last.outcome is not None
+        assert "takes no jobs of other machines any more" in last.outcome.text
+
+    run(follow_both())
+    stop = stop_everywhere(pair.agent(0).path, own.machines, own.id, is_urgent=True)
+    assert run(stop) == []
+    follow(pair, own)
+
+
+async def read_to_the_end(channel: Channel) -> JobRecord:
+    """Read until a job has ended; none of its output may come."""
+    while True:
+        reply = await channel.receive(LIMIT_S)
+        assert not (isinstance(reply, Output) and b"SECRET" in reply.data)
+        if isinstance(reply, Changed) and reply.record.state.is_over:
+            return reply.record
+
+
+async def ask_here(path: Path, machine: JobMachine, request: JobRequest) -> object:
+    channel = await Channel.open(path, machine)
+    try:
+        return await channel.ask(request, LIMIT_S)
+    finally:
+        channel.close()
+
+
+def test_no_worker_starts_again_after_a_refusal(pair: Pair, project: Path) -> None:
+    """It fails, and three restarts are left; no other machine is told to fail."""
+    (project / "train.py").write_text(
+        "import pathlib, sys, time\n"
+        "with open('starts', 'a') as file: file.write('x')\n"
+        "while not pathlib.Path('go').exists(): time.sleep(0.05)\n"
+        "sys.exit(3)\n"
+    )
+    spec = spec_of(pair, project, 0, options=["--max-restarts", "3"])
+    start(pair, spec, by=1)
+    starts, folder = project / "starts", JobFolder(_jobs_of(pair) / spec.id)
+    wait_until(starts.exists)
+    with refusing(pair):
+        (project / "go").touch()
+        wait_until(lambda: folder.read().state.is_over)
+    assert starts.read_text() == "x"
+    record = folder.stored()
+    assert (record.state, record.exit_status) == (JobState.FAILED, 1)
+    assert record.outcome is not None
+    assert "takes no jobs of other machines any more" in record.outcome.text
+
+
+def test_no_jobs_works_from_any_shell_and_names_and_ends_jobs_of_others(
+    pair: Pair, project: Path
+) -> None:
+    """A name, and peers, that the agent was started without."""
+    waits = ["--min-nodes", "2", "--max-nodes", "2"]
+    own, others = (spec_of(pair, project, 0, options=waits) for _ in range(2))
+    start(pair, own, by=0)
+    start(pair, others, by=1)
+
+    def up(*words: str) -> str:
+        environment = {
+            **os.environ,
+            "RINGLEADER_HOME": str(pair.homes[0]),
+            "RINGLEADER_NAME": "another-name",
+        }
+        done = subprocess.run(
+            [*RINGLEADER, "up", "--wait", "0", "--peers", "10.9.9.9", *words],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    try:
+        said = up("--no-jobs")
+        assert "Jobs are refused" in said
+        assert f"{others.id}  of shut: train.py" in said
+        assert own.id not in said
+        assert "ringleader up --no-jobs --stop" in said
+        said = up("--no-jobs", "--stop")
+        assert f"Ended here: job {others.id}" in said
+        assert "still run here" not in said
+    finally:
+        allow(pair, is_allowed=True)
+    states = {each.spec.id: each.state for each in find_jobs(_jobs_of(pair))}
+    assert states[others.id] == JobState.STOPPED
+    assert states[own.id] == JobState.RUNNING
+    stop = stop_everywhere(pair.agent(0).path, own.machines, own.id, is_urgent=True)
+    assert run(stop) == []
+    follow(pair, own)

@@ -24,6 +24,10 @@ LIMIT_S = 120.0
 MIB = 1 << 20
 
 
+def allowed() -> None:
+    """The permission holds."""
+
+
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 8 MiB."""
@@ -77,7 +81,7 @@ def test_only_what_is_missing_travels_and_a_broken_transfer_goes_on(
     async def send(job: str, limit: int) -> list[str]:
         async with asyncio.timeout(LIMIT_S), connected() as (here, there):
             work = receive_project(
-                there, encode(project.manifest), theirs, tmp_path / job
+                there, encode(project.manifest), theirs, tmp_path / job, allowed
             )
             receiving = asyncio.create_task(work)
             digests = await needed(here)
@@ -106,7 +110,7 @@ def test_a_disk_that_gets_full_meanwhile_is_told_after_the_last_chunk(
     async def send() -> None:
         async with asyncio.timeout(LIMIT_S), connected() as (here, there):
             work = receive_project(
-                there, encode(project.manifest), theirs, disk / "job"
+                there, encode(project.manifest), theirs, disk / "job", allowed
             )
             receiving = asyncio.create_task(work)
             digests = await needed(here)
@@ -128,7 +132,7 @@ def test_too_much_and_damaged_parts_are_refused(
 ) -> None:
     async def receive(body: bytes, store: BlobStore, data: bytes = b"") -> None:
         async with asyncio.timeout(LIMIT_S), connected() as (here, there):
-            work = receive_project(there, body, store, tmp_path / "job")
+            work = receive_project(there, body, store, tmp_path / "job", allowed)
             receiving = asyncio.create_task(work)
             if data:
                 for digest in await needed(here):

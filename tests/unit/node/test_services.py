@@ -10,11 +10,13 @@ import pytest
 
 from ringleader.errors import PeerLost
 from ringleader.ids import Incarnation, NodeId
+from ringleader.node.agent import services as services_module
 from ringleader.node.agent.service_stream import ServiceStream
 from ringleader.node.agent.services import Services
 from ringleader.node.peering.peer_connection import PeerConnection
 from ringleader.node.protocol import framing
 from ringleader.node.protocol.hello import AgentHello
+from ringleader.node.protocol.local_requests import UseService
 
 ATTIC, STUDIO, CELLAR = (NodeId(letter * 52) for letter in "abc")
 LIMIT_S = 60.0
@@ -108,6 +110,37 @@ async def _see_a_machine_join() -> None:
 
 @pytest.mark.parametrize("scenario", [_lose_one_machine, _see_a_machine_join])
 def test_streams_end_with_the_machine_that_left_the_view(scenario) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001
+    async def limited() -> None:
+        async with asyncio.timeout(LIMIT_S):
+            await scenario()
+
+    asyncio.run(limited())
+
+
+def test_machines_that_take_all_streams_keep_the_user_from_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(services_module, "MAX_STREAMS", 1)
+
+    async def scenario() -> None:
+        others, listening = Others(), Listening()
+        services = Services(others.dial)
+        services.register("jobs", listening.serve)
+        services.on_members([ATTIC])
+        incoming = await others.dial(ATTIC, "jobs", "")
+        serving = asyncio.create_task(services.serve_peer(incoming))
+        await listening.has_begun.wait()
+        ours, theirs = socket.socketpair()
+        reader, writer = await asyncio.open_connection(sock=ours)
+        listening.has_begun.clear()
+        local = services.serve_local(UseService("jobs"), reader, writer)
+        task = asyncio.create_task(local)
+        await listening.has_begun.wait()
+        theirs.close()
+        await task
+        await others.close()
+        await serving
+
     async def limited() -> None:
         async with asyncio.timeout(LIMIT_S):
             await scenario()

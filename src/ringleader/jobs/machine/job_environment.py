@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 from ringleader.data.file_names import check_name
@@ -30,13 +31,16 @@ async def job_environment(
     needs: EnvironmentNeeds,
     project: Path,
     home: Path,
+    check: Callable[[], None],
 ) -> tuple[str, EnvironmentFacts]:
     """Return the interpreter for a job, and what its environment has.
 
     The interpreter is empty for that of the agent. Another one is made if the job asks
-    for it, and the agent's environment lacks something; not for a client that is gone.
+    for it, and the agent's environment lacks something; not for a client that is gone,
+    or that ``check`` refuses.
     Raises ``ConfigError`` with the installer's words.
     """
+    check()
     stop = Cancellation()
     deadline = Deadline.after(ENVIRONMENT_S, stop)
     work = asyncio.to_thread(_find_or_make, spec, needs, project, home, deadline)
@@ -46,9 +50,11 @@ async def job_environment(
             await asyncio.wait([task], timeout=_POLL_S)
             if stream.reader.at_eof():
                 stop.cancel("whoever started the job is gone")
+            check()
         return task.result()
     finally:
         stop.cancel("the agent ends")
+        await asyncio.gather(task, return_exceptions=True)  # the installer is killed
 
 
 def import_folders(needs: EnvironmentNeeds, project: Path) -> list[Path]:

@@ -2,7 +2,9 @@
 
 Processes of this user may use it always, and through it the same service of any other
 machine: the subject of the conversation is the node to talk to. Other members of the
-cluster may use it only if this machine accepts jobs.
+cluster may use it only while this machine accepts jobs: that is asked again before
+everything that a conversation does. Whoever has started a job may always see how it
+stands, and stop it.
 """
 
 from __future__ import annotations
@@ -20,11 +22,15 @@ from ringleader.deadline import Deadline
 from ringleader.errors import PeerLost, PeerRefused, ProtocolError
 from ringleader.ids import NodeId
 from ringleader.jobs.machine.job_folder import JobFolder, find_jobs, jobs_directory
-from ringleader.jobs.machine.output_stream import POLL_S, send_output
+from ringleader.jobs.machine.output_stream import (
+    POLL_S,
+    send_output,
+    without_output,
+)
 from ringleader.jobs.machine.preparation import SUPERVISOR_S, Machine, prepare_job
 from ringleader.jobs.machine.project_transfer import project_store
 from ringleader.jobs.machine.result_files import send_files
-from ringleader.jobs.protocol.job_record import JobState
+from ringleader.jobs.protocol.job_record import JobRecord, JobState
 from ringleader.jobs.protocol.messages import (
     MAX_MESSAGE_BYTES,
     PURPOSE,
@@ -67,10 +73,30 @@ class JobService:
             return
         self._reap()
         body = await self._first_message(stream)
-        if stream.peer is not None and not self.core.config.accepts_jobs:
+        if not self._is_allowed(stream):
+            await self._answer_starter(stream, decode_job_request(body, stream.who))
+            return
+        await self._answer(stream, decode_job_request(body, stream.who))
+
+    def _is_allowed(self, stream: ServiceStream) -> bool:
+        """Return whether the client may run and read jobs here, at this moment."""
+        return stream.peer is None or self.core.config.accepts_jobs
+
+    def _check(self, stream: ServiceStream) -> None:
+        """Raise ``PeerRefused`` unless the client may run and read jobs here now."""
+        if not self._is_allowed(stream):
             text = "runs no jobs of other machines; allow it there with"
             raise PeerRefused(self.core.local.name, f"{text}: ringleader up --jobs")
-        await self._answer(stream, decode_job_request(body, stream.who))
+
+    def _may_read(self, stream: ServiceStream, record: JobRecord) -> bool:
+        """Return whether the client may see what a job prints.
+
+        If not, it may still see how a job stands that it has started; raises
+        ``PeerRefused`` for any other.
+        """
+        if record.owner != stream.peer:
+            self._check(stream)
+        return self._is_allowed(stream)
 
     async def _first_message(self, stream: ServiceStream) -> bytes:
         """Read what the client wants, before anything can fail.
@@ -80,23 +106,48 @@ class JobService:
         async with asyncio.timeout(REQUEST_S):
             return await stream.read(MAX_MESSAGE_BYTES)
 
+    async def _answer_starter(self, stream: ServiceStream, request: JobRequest) -> None:
+        """Answer a machine that may run no jobs here: about those that it started."""
+        found = await asyncio.to_thread(find_jobs, self.directory)
+        own = {each.spec.id: each for each in found if each.owner == stream.peer}
+        match request:
+            case ListJobs() if own:
+                listed = [without_output(each) for each in own.values()]
+                await stream.send(JobList(listed[:MAX_LISTED]))
+            case Follow(job=job) | Stop(job=job) if job in own:
+                await self._answer(stream, request)
+            case _:
+                self._check(stream)
+
     async def _answer(self, stream: ServiceStream, request: JobRequest) -> None:
         match request:
             case Prepare():
-                machine = self._machine()
+                machine = self._machine(stream)
                 self._supervisors.add(await prepare_job(stream, request, machine))
             case ListJobs():
                 found = await asyncio.to_thread(find_jobs, self.directory)
+                self._check(stream)
                 await stream.send(JobList(found[:MAX_LISTED]))
             case Follow():
-                await send_output(stream, request, self._folder(request.job))
+                folder = self._folder(request.job)
+                record = folder.stored()
+
+                def may_read() -> bool:
+                    return self._may_read(stream, record)
+
+                await send_output(stream, request, folder, may_read)
             case Stop(job=job, is_urgent=is_urgent):
                 folder = self._folder(job)
                 await _wait_until_started(folder)
+                is_shown = self._may_read(stream, folder.stored())
                 stop_job(folder, is_urgent=is_urgent)
-                await stream.send(Changed(folder.read()))
+                record = folder.read()
+                await stream.send(
+                    Changed(record if is_shown else without_output(record))
+                )
             case Fetch():
-                await send_files(stream, request, self._folder(request.job))
+                folder = self._folder(request.job)
+                await send_files(stream, request, folder, lambda: self._check(stream))
             case _:
                 text = f"began with {type(request).__name__}"
                 raise ProtocolError(stream.who, text)
@@ -106,9 +157,11 @@ class JobService:
         folder.stored()  # raises if there is none
         return folder
 
-    def _machine(self) -> Machine:
+    def _machine(self, stream: ServiceStream) -> Machine:
         core = self.core
         return Machine(
+            owner=stream.peer or NodeId(""),
+            check=lambda: self._check(stream),
             name=core.local.name,
             home=Path(core.config.home),
             directory=self.directory,

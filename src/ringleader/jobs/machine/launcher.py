@@ -53,5 +53,6 @@ def launcher_environment(
         output=str(folder.socket),
         outcome=str(folder.outcome),
         imports=os.pathsep.join(record.import_folders),
+        needs_permission=bool(record.owner),
     )
     return {**mine, **job.environment()}

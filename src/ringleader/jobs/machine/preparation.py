@@ -2,7 +2,7 @@
 
 Everything that can fail fails here, before any machine runs the program: the folder,
 the files, the environment. Until ``Start`` the job is gone as soon as the connection
-is.
+is, or the permission.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError, ProtocolError
 from ringleader.identity.storage.home import FileLock
+from ringleader.ids import NodeId
 from ringleader.jobs.machine.job_environment import import_folders, job_environment
 from ringleader.jobs.machine.job_folder import JobFolder, find_jobs, prune_jobs
 from ringleader.jobs.machine.project_transfer import receive_project
@@ -41,6 +43,8 @@ MAX_RUNNING = 16
 """Jobs of one machine at a time."""
 START_WITHIN_S = 900.0
 """How long a prepared job waits for the other machines to be prepared."""
+CHECK_S = 0.2
+"""How often a job that waits to be started asks whether it still may."""
 SUPERVISOR_S = 60.0
 
 
@@ -49,6 +53,10 @@ class Machine:
     """What preparing a job needs to know about this machine."""
 
     name: str
+    owner: NodeId
+    """The other machine that starts the job; empty: a process of this one does."""
+    check: Callable[[], None]
+    """Raises ``PeerRefused`` once whoever starts it may run nothing here any more."""
     home: Path
     directory: Path
     """Folder of this machine's jobs."""
@@ -71,6 +79,7 @@ async def prepare_job(
             f"{text}; stop one with: ringleader stop {running[0].spec.id}"
         )
     folder = JobFolder(machine.directory / request.spec.id)
+    machine.check()
     folder.make()
     lock: FileLock | None = None
     try:
@@ -78,10 +87,10 @@ async def prepare_job(
         if lock is None:
             raise ConfigError(f"another process prepares job {folder.id}")
         record = await _fill(stream, request, folder, machine)
-        facts = await _choose_environment(stream, request, folder, machine.home)
+        facts = await _choose_environment(stream, request, folder, machine)
         await stream.send(Prepared(record.processes, facts))
         more_s = ENVIRONMENT_S if request.spec.syncs_environment else 0.0
-        await _wait_for_start(stream, START_WITHIN_S + more_s)
+        await _wait_for_start(stream, START_WITHIN_S + more_s, machine.check)
         process = _start(folder, lock, machine)
     except BaseException:
         if lock is not None:
@@ -98,13 +107,16 @@ async def _fill(
 ) -> JobRecord:
     spec = request.spec
     if spec.is_synced:
-        await receive_project(stream, request.manifest, machine.store, folder.work)
+        await receive_project(
+            stream, request.manifest, machine.store, folder.work, machine.check
+        )
     work = working_folder(spec, folder)
     _check_program(spec, work)
     record = JobRecord(
         spec=spec,
         machine=machine.name,
         state=JobState.PREPARED,
+        owner=machine.owner,
         processes=spec.processes or machine.accelerators or 1,
         created_s=time.time(),
         work=str(work),
@@ -114,13 +126,15 @@ async def _fill(
 
 
 async def _choose_environment(
-    stream: ServiceStream, request: Prepare, folder: JobFolder, home: Path
+    stream: ServiceStream, request: Prepare, folder: JobFolder, machine: Machine
 ) -> EnvironmentFacts | None:
     """Record the environment that the job gets, and return what it has."""
     spec, needs = request.spec, request.needs
     if needs is None:
         return None
-    python, facts = await job_environment(stream, spec, needs, folder.work, home)
+    python, facts = await job_environment(
+        stream, spec, needs, folder.work, machine.home, machine.check
+    )
     places = [str(each) for each in import_folders(needs, folder.work)]
     record = folder.stored()
     folder.write(msgspec.structs.replace(record, python=python, import_folders=places))
@@ -149,14 +163,22 @@ def _check_program(spec: JobSpec, work: Path) -> None:
         raise ConfigError(f"there is no script {work / spec.script} here: {how}")
 
 
-async def _wait_for_start(stream: ServiceStream, within_s: float) -> None:
+async def _wait_for_start(
+    stream: ServiceStream, within_s: float, check: Callable[[], None]
+) -> None:
+    """Wait for ``Start``; ``check`` holds when this returns, and while it waits."""
+    reading = asyncio.create_task(stream.read(MAX_MESSAGE_BYTES))
+    deadline = Deadline.after(within_s)
     try:
-        async with asyncio.timeout(within_s):
-            body = await stream.read(MAX_MESSAGE_BYTES)
-    except TimeoutError as exc:
-        text = f"the job was not started within {within_s:g} s"
-        raise ConfigError(text) from exc
-    request = decode_job_request(body, stream.who)
+        while not reading.done():
+            await asyncio.wait([reading], timeout=CHECK_S)
+            check()
+            if deadline.is_over():
+                text = f"the job was not started within {within_s:g} s"
+                raise ConfigError(text)
+    finally:
+        reading.cancel()
+    request = decode_job_request(reading.result(), stream.who)
     if not isinstance(request, Start):
         text = f"sent {type(request).__name__} instead of Start"
         raise ProtocolError(stream.who, text)

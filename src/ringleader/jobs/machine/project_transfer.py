@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 from ringleader.errors import (
@@ -33,12 +34,16 @@ def project_store(home: Path) -> BlobStore:
 
 
 async def receive_project(
-    stream: ServiceStream, manifest: bytes, store: BlobStore, folder: Path
+    stream: ServiceStream,
+    manifest: bytes,
+    store: BlobStore,
+    folder: Path,
+    check: Callable[[], None],
 ) -> None:
     """Take what the store lacks from the client, and write all files to ``folder``.
 
-    Raises ``ProtocolError`` for a list of files that is not allowed, and
-    ``ConfigError`` if the disk is full.
+    Raises ``ProtocolError`` for a list of files that is not allowed, ``ConfigError`` if
+    the disk is full, and what ``check`` raises once the client may not do that.
     """
     try:
         files = await asyncio.to_thread(decode, manifest)
@@ -49,12 +54,14 @@ async def receive_project(
     problem: RingleaderError | None = None
     for digest in lacking:
         data = await _next_chunk(stream, digest)
+        check()
         # After a failure the rest is read, too: a client that is still sending would
         # see a broken connection instead of the reason.
         if problem is None:
             problem = await asyncio.to_thread(_store, store, digest, data, stream.who)
     if problem is not None:
         raise problem
+    check()
     await asyncio.to_thread(unpack, files, store, folder)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,8 +18,16 @@ from ringleader.node.agent.service_stream import ServiceStream
 MAX_RESULTS = 10_000
 
 
-async def send_files(stream: ServiceStream, request: Fetch, folder: JobFolder) -> None:
-    """Send the file ``request.path``, or all files of a folder of that name."""
+async def send_files(
+    stream: ServiceStream,
+    request: Fetch,
+    folder: JobFolder,
+    check: Callable[[], None],
+) -> None:
+    """Send the file ``request.path``, or all files of a folder of that name.
+
+    ``check`` raises as soon as the client may have them no longer.
+    """
     work = Path(folder.stored().work)
     for path in await asyncio.to_thread(find_results, work, request.path):
         name = path.relative_to(work).as_posix()
@@ -27,7 +35,7 @@ async def send_files(stream: ServiceStream, request: Fetch, folder: JobFolder) -
             text = "its name is not valid UTF-8; let the program choose another one"
             raise ConfigError(f"--fetch {request.path}: {name!a}: {text}")
         try:
-            await _send_file(stream, path, name)
+            await _send_file(stream, path, name, check)
         except OSError as exc:
             raise ConfigError(f"{path}: cannot be read: {exc.strerror}") from exc
     await stream.send(Done())
@@ -38,13 +46,16 @@ def _open(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, flags | getattr(os, "O_NONBLOCK", 0)), "rb")
 
 
-async def _send_file(stream: ServiceStream, path: Path, name: str) -> None:
+async def _send_file(
+    stream: ServiceStream, path: Path, name: str, check: Callable[[], None]
+) -> None:
     with _open(path) as file:
         left = os.fstat(file.fileno()).st_size  # it may grow meanwhile
         while True:
             data = await asyncio.to_thread(file.read, min(PART_BYTES, left))
             left -= len(data)
             is_last = not data or not left
+            check()
             await stream.send(FilePart(name, data, is_last))
             if is_last:
                 return

@@ -12,7 +12,8 @@ from typing import Annotated
 import msgspec
 
 from ringleader.errors import ProtocolError
-from ringleader.jobs.protocol.job_spec import JobSpec, Name
+from ringleader.ids import NodeId
+from ringleader.jobs.protocol.job_spec import JobSpec, Name, NodeOrNone
 
 MAX_RECORD_BYTES = 1 << 20
 MAX_FAILURE = 4096
@@ -64,6 +65,9 @@ class JobRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     machine: Name
     """Name of the machine that this record is about."""
     state: JobState
+    owner: NodeOrNone = NodeId("")
+    """The other machine that started it, by its certificate; empty: the user of this
+    machine did."""
     processes: Annotated[int, msgspec.Meta(ge=0, le=1 << 16)] = 1
     """Worker processes on this machine."""
     created_s: Seconds

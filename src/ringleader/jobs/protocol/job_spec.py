@@ -24,6 +24,8 @@ Name = Annotated[
 JobId = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9_-]{0,63}\Z")]
 """Also the name of a folder: no dots, no separators."""
 Node = Annotated[NodeId, msgspec.Meta(pattern=r"\A[a-z2-7]{52}\Z")]
+NodeOrNone = Annotated[NodeId, msgspec.Meta(pattern=r"\A([a-z2-7]{52})?\Z")]
+"""Empty: none."""
 Word = Annotated[str, msgspec.Meta(max_length=32 << 10, pattern=r"\A[^\x00]*\Z")]
 """One argument of a command."""
 FolderPath = Annotated[str, msgspec.Meta(max_length=MAX_PATH, pattern=r"\A[^\x00]*\Z")]

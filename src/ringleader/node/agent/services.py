@@ -21,6 +21,7 @@ import asyncio
 import contextlib
 import logging
 import weakref
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 
@@ -39,8 +40,11 @@ from ringleader.topology.node_profile import clean
 log = logging.getLogger(__name__)
 
 MAX_STREAMS = 256
-"""Conversations of one service at a time: a member, or a program of this user, that
-opens more of them has a bug."""
+"""Conversations of one service at a time with other machines, and as many with programs
+of this user: whoever opens more has a bug, and keeps the user from nothing."""
+
+REFUSE_S = 10.0
+"""How long a client may take to read why it is refused; then it reads the end."""
 
 _OWN_PURPOSES = frozenset(each.value for each in Purpose)
 """Connections that the agent handles itself."""
@@ -53,7 +57,8 @@ class _Service:
     handler: Handler
     for_local: bool
     for_peers: bool
-    num_streams: int = 0
+    num_streams: Counter[bool] = field(default_factory=Counter)
+    """Of this user's programs (True), and of other machines."""
 
 
 @dataclass(slots=True)
@@ -160,21 +165,23 @@ class Services:
     async def _serve(
         self, purpose: str, service: _Service, stream: ServiceStream
     ) -> None:
-        service.num_streams += 1
+        is_local = stream.peer is None
+        service.num_streams[is_local] += 1
         try:
-            if service.num_streams > MAX_STREAMS:
+            if service.num_streams[is_local] > MAX_STREAMS:
                 text = f"service {purpose}: {MAX_STREAMS} clients use it already"
                 raise ConfigError(text)
             await service.handler(stream)
         except PeerLost:
             pass  # the client has gone
         except RingleaderError as exc:
-            with contextlib.suppress(PeerLost):
-                await stream.send(RequestFailed.of(exc))
+            with contextlib.suppress(PeerLost, TimeoutError):
+                async with asyncio.timeout(REFUSE_S):
+                    await stream.send(RequestFailed.of(exc))
         except Exception as exc:
             log.exception("service %s failed while it served %s", purpose, stream.who)
             with contextlib.suppress(PeerLost):
                 await stream.send(RequestFailed.of(exc))
         finally:
-            service.num_streams -= 1
+            service.num_streams[is_local] -= 1
             stream.close()

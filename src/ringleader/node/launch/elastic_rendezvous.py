@@ -24,7 +24,7 @@ from ringleader import settings
 from ringleader.errors import DeadlineExceeded, RingleaderError
 from ringleader.node.launch.agent_process import AgentProcess
 from ringleader.node.launch.agent_settings import agent_config
-from ringleader.node.launch.failure_policy import FailurePolicy
+from ringleader.node.launch.failure_policy import FailurePolicy, JobFailed
 from ringleader.node.launch.failure_report import first_failure
 from ringleader.node.launch.job_fingerprint import job_fingerprint
 from ringleader.node.launch.rendezvous import (
@@ -37,6 +37,8 @@ from ringleader.node.launch.round_store import RoundStore
 from ringleader.node.launch.survival_policy import SurvivalPolicy
 from ringleader.node.protocol.agent_client import AgentClient
 from ringleader.node.protocol.local_requests import EnterJob
+from ringleader.node.protocol.resident_record import read_record
+from ringleader.settings.job import job_settings
 from ringleader.settings.run import RunSettings
 
 log = logging.getLogger(__name__)
@@ -91,6 +93,7 @@ class AgentRendezvous(RendezvousHandler):
         """Wait for the next round."""
         if self._closed:
             raise RendezvousClosedError(f"job {self._request.job} is over")
+        _check_permission()
         try:
             rendezvous = self._join_round()
         except DeadlineExceeded as exc:
@@ -170,6 +173,19 @@ class AgentRendezvous(RendezvousHandler):
         if error is None and self.policy.failed is not None:
             raise self.policy.failed  # torchrun has ignored it at its exit barrier
         return True
+
+
+def _check_permission() -> None:
+    """Raise ``JobFailed`` if the job of another machine may start nothing here now.
+
+    Asked before each start of workers: the first one, a restart, a replacement.
+    """
+    if not job_settings().needs_permission:
+        return
+    record = read_record(settings.home_directory())
+    if record is None or not record.config.accepts_jobs:
+        text = "this machine takes no jobs of other machines any more"
+        raise JobFailed(f"{text}; no worker starts here again", is_consequence=True)
 
 
 def create_handler(params: RendezvousParameters) -> RendezvousHandler:
