@@ -30,7 +30,6 @@ HOMES = {
     "typer": {"cli"},
     "rich": {"cli"},
     "matplotlib": {"cli"},
-    "sklearn": {"cli"},
     "mpi4py": {"cli", "transport"},
     "mmap": {"transport"},
     "fcntl": {"identity", "simulation", "transport"},

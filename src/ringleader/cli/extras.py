@@ -14,7 +14,6 @@ _PACKAGES = {
         "grpc_health": "grpcio-health-checking",
         "grpc_reflection": "grpcio-reflection",
     },
-    "demo": {"sklearn": "scikit-learn"},
     "internet": {
         "httpx2": "httpx2",
         "starlette": "starlette",

@@ -41,7 +41,7 @@ import sys
 class Missing:
     # Refuses the packages of the extras, as if they were not installed.
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("sklearn", "httpx2", "backports", "matplotlib"):
+        if name.partition(".")[0] in ("httpx2", "backports", "matplotlib"):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Missing())
@@ -52,7 +52,6 @@ def start(*_arguments, **_options):
     raise AssertionError("a process was started")
 subprocess.Popen.__init__ = start
 for argv in (
-    ["demo"],
     ["work", "http://127.0.0.1:1/#code"],
     ["serve", "digits", "--workers", "1", "--rounds", "1"],
     ["bench", "--quick", "--out", "results"],
@@ -125,13 +124,12 @@ def test_the_version_is_printed() -> None:
 
 def test_a_missing_extra_is_one_sentence_before_a_process_starts() -> None:
     """Was: a traceback of ModuleNotFoundError, or of every worker."""
-    demo, work, serve, bench = python(WITHOUT_EXTRAS).splitlines()
-    assert "scikit-learn is not installed; run: pip install 'ringleader[demo]'" in demo
+    work, serve, bench = python(WITHOUT_EXTRAS).splitlines()
     for line in (work, serve):
         assert "httpx2, backports.zstd are not installed; run: pip install" in line
         assert "'ringleader[internet]'" in line
     assert "matplotlib is not installed; run: pip install 'ringleader[bench]'" in bench
-    assert all(line[0] in "12" for line in (demo, work, serve, bench))
+    assert all(line[0] in "12" for line in (work, serve, bench))
 
 
 COMPLETE = """

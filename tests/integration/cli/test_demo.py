@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from ringleader.cli.demo.training import (
 )
 from ringleader.groups.group import Group
 from ringleader.testing.threaded_world import world
+from tests.kit.base_install import make_base_install
 from tests.kit.warm_python import WarmPython
 
 FORKING = ("-m", "tests.kit.warm_children")
@@ -57,17 +59,36 @@ def test_chaos_kills_nodes_and_the_loss_does_not_notice(
     assert killed is not None, said
     assert int(killed[1]) >= 1
     assert "The run has 300 steps, as the uninterrupted one" in said
+    assert "starting 3 nodes, which look for each other: 0 ready" in said
+    assert re.search(r"step \d+ of 300: loss .*, about \d+ s left", said), said
 
 
-@pytest.mark.slow
-def test_json_holds_the_same_facts(warm_python: WarmPython) -> None:
-    line = "ringleader demo --ranks 1 --epochs 2 --json 2>/dev/null"
-    demo = warm_python.popen(*FORKING, "sh", "-c", line)
-    said, _ = demo.communicate(timeout=400)
+def test_the_first_command_of_a_new_user_works_in_the_base_install(
+    tmp_path: Path,
+) -> None:
+    """Was: "scikit-learn is not installed". ``torch.py`` is not torch, either."""
+    (tmp_path / "torch.py").write_text("raise SystemExit('not torch')")
+    commands = make_base_install(tmp_path / "installed")
+    demo = subprocess.run(
+        [commands / "python", "-c", "import sklearn"], capture_output=True, check=False
+    )
+    assert b"No module named 'sklearn'" in demo.stderr, "it has only what it requires"
+
+    line = ["-P", "-m", "ringleader", "demo", "--ranks", "2", "--epochs", "2", "--json"]
+    demo = subprocess.run(
+        [commands / "python", *line],
+        cwd=tmp_path,
+        capture_output=True,
+        timeout=500,
+        check=False,
+    )
+    said = demo.stderr.decode()
 
     assert demo.returncode == 0, said
-    story = json.loads(said)
-    assert (story["ranks"], story["epochs"], story["troubles"]) == (1, 2, [])
+    phases = ["importing torch", "starting the nodes", "epoch 2/2", "once more in a"]
+    assert sorted(phases, key=said.index) == phases, said
+    story = json.loads(demo.stdout)
+    assert (story["ranks"], story["epochs"], story["troubles"]) == (2, 2, [])
     assert len(set(story["digests"])) == 1
     assert story["largest_difference"] <= 1e-5
     assert (story["resumed_after"], story["resumed_step"]) == (1, 15)

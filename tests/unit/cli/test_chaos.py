@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ringleader.cli.demo.chaos import ChaosResult
+from ringleader.cli.demo.chaos_view import ProgressLines
 from ringleader.cli.demo.loss_curve import KILL, REFERENCE, RUN, draw
 
 
@@ -35,3 +36,22 @@ def test_the_exit_status_says_whether_the_curves_agree() -> None:
     assert found == ["the run had 2 steps instead of 3"]
     nodes = ChaosResult(reference=curve, run=curve, disagreements=1)
     assert "disagree" in nodes.failures()[0]
+
+
+def test_every_phase_is_said_and_no_silence_is_long() -> None:
+    """Was: nothing for minutes, until the first 50 steps were done."""
+    lines, result = ProgressLines(), ChaosResult()
+    said = {now_s: lines.line(result, now_s) for now_s in range(31)}
+    assert [now_s for now_s, line in said.items() if line] == [0, 10, 20, 30]
+    assert said[20] == "importing torch, once for all (20 s)"
+
+    result.phase = "starting 3 nodes"
+    assert lines.line(result, 31) == "starting 3 nodes (31 s)", "at once"
+
+    result.phase, result.steps, result.seconds = "training", 450, 10.0
+    result.run = dict.fromkeys(range(1, 151), 1.5)
+    result.killed_at = [70]
+    expected = "step 150 of 450: loss 1.5000, 1 kill, about 20 s left (41 s)"
+    assert lines.line(result, 41) == expected
+    assert lines.line(result, 42) == ""
+    assert lines.status.endswith("(42 s)"), "a terminal shows the moment"

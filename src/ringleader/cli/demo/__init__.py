@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -16,7 +15,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ringleader.cli import units
-from ringleader.cli.extras import require_extra
 from ringleader.cli.interrupt import exit_on_sigterm
 from ringleader.cli.json_socket import Message
 from ringleader.errors import RingleaderError
@@ -25,7 +23,8 @@ if TYPE_CHECKING:  # slow to import; --help needs none of them
     from ringleader.cli.worker_pool import WorkerPool
 
 _EPOCHS = 30
-_START_S = 120.0
+_START_S = 600.0
+"""Against hangs only: a worker that ends while it starts is noticed at once."""
 _SILENCE_S = 60.0
 """Limit between two reports of a run; an epoch takes milliseconds."""
 
@@ -35,6 +34,7 @@ _MAX_DIFFERENCE = 1e-5
 """Another order of sums changes them by about 1e-7, wrong gradients by far more."""
 
 OnEpoch = Callable[[int, float], None]
+OnPhase = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,11 +144,10 @@ def demo(
 
     errors = Console(stderr=True)
     try:
-        require_extra("demo")
         if chaos:
             raise typer.Exit(show_chaos(ranks, epochs, as_json=as_json))
-        with exit_on_sigterm(), _progress(ranks, epochs) as on_epoch:
-            result = run_demo(ranks, epochs, on_epoch)
+        with exit_on_sigterm(), _progress(ranks, epochs) as (on_phase, on_epoch):
+            result = run_demo(ranks, epochs, on_phase, on_epoch)
     except RingleaderError as exc:
         errors.print(f"demo: {exc}", style="bold red", markup=False)
         raise typer.Exit(1) from exc
@@ -164,19 +163,29 @@ def demo(
         raise typer.Exit(1)
 
 
-def run_demo(ranks: int, epochs: int, on_epoch: OnEpoch) -> DemoResult:
+def run_demo(
+    ranks: int, epochs: int, on_phase: OnPhase, on_epoch: OnEpoch
+) -> DemoResult:
     """Start the ranks, train, and compare with a single-process run."""
     from ringleader.cli.demo.demo_machine import pair
+    from ringleader.cli.demo.warm_python import warm_python
     from ringleader.cli.worker_pool import WorkerPool
 
-    with TemporaryDirectory() as folder, WorkerPool("demo", ranks) as pool:
+    on_phase("importing torch, once for all nodes")
+    with (
+        TemporaryDirectory() as folder,
+        warm_python(Path(folder, "imports.log"), lambda: None) as python,
+        WorkerPool("demo", ranks) as pool,
+    ):
+        on_phase("starting the nodes, which look for each other")
         machines, tag = pair(ranks, Path(folder))
         for rank, machine in enumerate(machines):
-            module = [sys.executable, "-P", "-m", "ringleader.cli.demo.worker"]
-            argv = [*module, "--control", pool.address, "--rank", str(rank)]
+            words = ("--control", pool.address, "--rank", str(rank))
+            argv = python("-m", "ringleader.cli.demo.worker", *words)
             pool.start(argv, env=machine.environment())
         pool.wait_connected(_START_S)
         views, finals = _train(pool, epochs, on_epoch)
+        on_phase("training once more in a single process, to compare")
         compared = pool.request({"do": "compare"}, _SILENCE_S + epochs)
     first, view = finals[0], views[0]
     return DemoResult(
@@ -228,11 +237,11 @@ def _train(
 
 
 @contextmanager
-def _progress(ranks: int, epochs: int) -> Iterator[OnEpoch]:
-    """Show a progress bar on stderr; for a file or a pipe, about ten lines instead."""
-    console = Console(stderr=True)
+def _progress(ranks: int, epochs: int) -> Iterator[tuple[OnPhase, OnEpoch]]:
+    """Show phases and progress on stderr; for a file or a pipe, some lines instead."""
+    console = Console(stderr=True, highlight=False)
     title = f"Training a digit classifier with {ranks} nodes on this machine"
-    console.print(f"{title} ...", highlight=False)
+    console.print(f"{title}, some 15 s if it is quiet ...", soft_wrap=True)
     every = max(1, epochs // 10)
     columns = (
         BarColumn(),
@@ -241,12 +250,16 @@ def _progress(ranks: int, epochs: int) -> Iterator[OnEpoch]:
         TextColumn("{task.description}"),
     )
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task("starting processes", total=epochs)
+        task = bar.add_task("", total=epochs)
+
+        def on_phase(text: str) -> None:
+            bar.update(task, description=text)
+            if not console.is_terminal:
+                console.print(f"{text} ...", soft_wrap=True)
 
         def on_epoch(epoch: int, loss: float) -> None:
             bar.update(task, completed=epoch, description=f"loss {loss:.4f}")
             if not console.is_terminal and (epoch == 1 or epoch % every == 0):
-                line = f"epoch {epoch}/{epochs}: loss {loss:.4f}"
-                console.print(line, highlight=False)
+                console.print(f"epoch {epoch}/{epochs}: loss {loss:.4f}")
 
-        yield on_epoch
+        yield on_phase, on_epoch

@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -15,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ringleader.cli.demo.demo_machine import DemoMachine, pair
+from ringleader.cli.demo.warm_python import PythonCommand, warm_python
 from ringleader.deadline import Deadline
 from ringleader.errors import DeadlineExceeded, PeerFailed
 
@@ -46,6 +46,18 @@ class ChaosResult:
     disagreements: int = 0
     """Steps at which two nodes reported different losses."""
     seconds: float = 0.0
+    phase: str = "importing torch, once for all"
+    """What is waited for."""
+    steps: int = 0
+    """Steps of the whole run; 0 until a node has begun."""
+
+    @property
+    def left_s(self) -> float | None:
+        """Estimated time until the last step; None while there is nothing to go by."""
+        done = max(self.run, default=0)
+        if not done or not self.seconds:
+            return None
+        return (self.steps - done) * self.seconds / done
 
     @property
     def largest_difference(self) -> float:
@@ -90,6 +102,7 @@ class ChaosDemo:
         self, nodes: int, epochs: int, folder: Path, on_progress: OnProgress
     ) -> None:
         self._machines, _ = pair(nodes, folder)
+        self._python: PythonCommand | None = None
         self._epochs = epochs
         self._folder = folder / "steps"
         self._alone = folder / "alone"
@@ -106,13 +119,20 @@ class ChaosDemo:
         """Train with kills, beside the reference, and return what was seen."""
         for folder in (self._folder, self._alone):
             folder.mkdir(parents=True)
+        with warm_python(self._logs / "imports.log", self._tell) as python:
+            return self._run(python)
+
+    def _tell(self) -> None:
+        self._on_progress(self.result)
+
+    def _run(self, python: PythonCommand) -> ChaosResult:
+        self._python = python
         reference = self._start_reference()
         try:
             for machine in self._machines:
                 self._start(machine)
             self._follow()
-            if reference.wait(LIMIT_S) != 0:
-                raise PeerFailed("the uninterrupted run", self._tail("reference"))
+            self._wait_for_reference(reference)
             self._read()
         finally:
             reference.kill()
@@ -122,20 +142,37 @@ class ChaosDemo:
                 command.wait()
         return self.result
 
+    def _wait_for_reference(self, reference: subprocess.Popen[bytes]) -> None:
+        deadline = Deadline.after(LIMIT_S)
+        while reference.poll() is None:
+            if deadline.is_over():
+                text = f"not finished within {LIMIT_S:g} s; {self._tail('reference')}"
+                raise DeadlineExceeded("the run without failures", text)
+            time.sleep(_POLL_S)
+            self._read()
+            done = max(self.result.reference, default=0)
+            self.result.phase = (
+                "waiting for the run without failures: "
+                f"step {done} of {self.result.steps}"
+            )
+            self._tell()
+        if reference.returncode != 0:
+            raise PeerFailed("the run without failures", self._tail("reference"))
+
     def _start_reference(self) -> subprocess.Popen[bytes]:
-        argv = [sys.executable, _PROGRAM, str(self._alone), str(self._epochs), "0"]
+        assert self._python is not None, "started with torch imported"
+        argv = self._python(_PROGRAM, str(self._alone), str(self._epochs), "0")
         with (self._logs / "reference.log").open("ab") as log:
             return subprocess.Popen(argv, stdout=log, stderr=log)
 
     def _start(self, machine: DemoMachine) -> None:
         """Run the same command as on every machine."""
-        size = str(len(self._machines))
-        argv = [
-            *(sys.executable, "-P", "-m", "ringleader.cli.main"),
-            *("run", "--survive"),
-            *("--nodes", size, _PROGRAM),
+        assert self._python is not None, "started with torch imported"
+        argv = self._python(
+            *("-m", "ringleader.cli.main", "run", "--survive"),
+            *("--nodes", str(len(self._machines)), _PROGRAM),
             *(str(self._folder), str(self._epochs), str(PAUSE_S)),
-        ]
+        )
         with (self._logs / f"{machine.name}.log").open("ab") as log:
             self._commands[machine.name] = subprocess.Popen(
                 argv, env=machine.environment(), stdout=log, stderr=log
@@ -158,7 +195,17 @@ class ChaosDemo:
             if began_s and now_s >= next_kill_s and self._kill():
                 next_kill_s = now_s + KILL_EVERY_S
             self.result.seconds = now_s - began_s if began_s else 0.0
-            self._on_progress(self.result)
+            self.result.phase = self._phase()
+            self._tell()
+
+    def _phase(self) -> str:
+        if self._grace is not None:
+            return "waiting for the last node to end"
+        if self.result.run:
+            return "training"
+        begun = {file.name.rpartition("-")[0] for file in self._folder.iterdir()}
+        size = len(self._machines)
+        return f"starting {size} nodes, which look for each other: {len(begun)} ready"
 
     def _has_ended(self) -> bool:
         """Return whether the run is over on all nodes that are in it.
@@ -207,9 +254,7 @@ class ChaosDemo:
 
     def _is_ending(self) -> bool:
         """Leave the last tenth alone: who is killed there cannot join any more."""
-        first = next(self._folder.iterdir()).read_text(encoding="utf-8")
-        total = int(first.partition("\n")[0])
-        return max(self.result.run, default=0) > 0.9 * total
+        return max(self.result.run, default=0) > 0.9 * self.result.steps
 
     def _newest_worker(self, machine: DemoMachine) -> int | None:
         """Return the process id of a machine's worker that has taken a step."""
@@ -225,6 +270,7 @@ class ChaosDemo:
             self.result.reference |= {step: loss for step, loss, _ in _steps(file)}
         disagreements = set()
         for file in self._folder.iterdir():
+            self.result.steps = self.result.steps or _total(file)
             for step, loss, size in _steps(file):
                 self._sizes[step] = size
                 if self.result.run.setdefault(step, loss) != loss:
@@ -238,6 +284,12 @@ class ChaosDemo:
             text = (self._logs / f"{name}.log").read_text(errors="replace")
             shown += [f"{name}: {line}" for line in text.splitlines()[-_LOG_LINES:]]
         return "it printed:\n" + "\n".join(shown)
+
+
+def _total(file: Path) -> int:
+    """Return the number of steps of the whole run, 0 if it is not written yet."""
+    first, newline, _ = file.read_text(encoding="utf-8").partition("\n")
+    return int(first) if newline else 0
 
 
 def _steps(file: Path) -> Iterator[tuple[int, float, int]]:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ringleader.groups.group import Group
+from ringleader.paramserver.tasks.digits import stored
 from ringleader.settings.checkpoint import checkpoint_folder
 
 _HIDDEN = 64
@@ -76,14 +77,11 @@ OnEpoch = Callable[[int, float], None]
 
 
 def load_digits(config: TrainingConfig) -> Digits:
-    """Load the digits that are part of scikit-learn, without a download."""
-    from sklearn import datasets
-
-    found = datasets.load_digits()
-    images = torch.tensor(found.data / 16.0, dtype=torch.float32)
-    labels = torch.tensor(found.target, dtype=torch.int64)
+    """Load the digits that are part of the package."""
+    images, labels = stored()
     order = _shuffled(len(labels), config.seed)
     train, test = order.tensor_split([int(len(labels) * _TRAINING_SHARE)])
+    images = images.flatten(1)
     return Digits(images[train], labels[train], images[test], labels[test])
 
 

@@ -52,12 +52,17 @@ def model() -> nn.Module:
 
 def dataset(split: Split) -> tuple[Tensor, Tensor]:
     """Load images and labels; the split is the same on every machine."""
-    with np.load(_FILE, allow_pickle=False) as found:
-        images = torch.from_numpy(found["images"]).float().unsqueeze(1) / _DARKEST
-        labels = torch.from_numpy(found["labels"]).long()
+    images, labels = stored()
     order = torch.from_numpy(np.random.RandomState(0).permutation(len(labels)))
     chosen = order[:_NUM_TEST] if split == "test" else order[_NUM_TEST:]
-    return (images[chosen] - _MEAN) / _SPREAD, labels[chosen]
+    return (images[chosen].unsqueeze(1) - _MEAN) / _SPREAD, labels[chosen]
+
+
+def stored() -> tuple[Tensor, Tensor]:
+    """Load all images, as 8 by 8 numbers from 0 to 1, and their labels."""
+    with np.load(_FILE, allow_pickle=False) as found:
+        images = torch.from_numpy(found["images"]).float() / _DARKEST
+        return images, torch.from_numpy(found["labels"]).long()
 
 
 def loss(model: nn.Module, batch: Batch) -> Tensor:
