@@ -1,8 +1,9 @@
 """``make_environment``: a virtual environment with the packages that a project lists.
 
-It is kept under the hash of that list, so that the next job has it at once. What the
-list does not name comes from the environment of the agent: torch and ringleader itself
-above all, which are too large to install again.
+It is kept under the hash of that list, and of all that the list takes from the disk, so
+that the next job has it at once. What the list does not name comes from the environment
+of the agent: torch and ringleader itself above all, which are too large to install
+again.
 """
 
 from __future__ import annotations
@@ -100,6 +101,10 @@ def _make(made: MadeEnvironment, recipe: Recipe, deadline: Deadline) -> None:
     if uv is None and recipe.kind == "pylock.toml":
         text = "pip cannot install from it; install uv on this machine"
         raise ConfigError(f"--sync-env: {recipe.kind}: {text}: pip install uv")
+    if recipe.elsewhere and (uv is None or recipe.kind != "uv.lock"):
+        text = "come from where tool.uv.sources says, and only uv knows; install uv on"
+        text = f"{', '.join(recipe.elsewhere)} {text} all machines, and type: uv lock"
+        raise ConfigError(f"--sync-env: pyproject.toml: {text}")
     without_pip = ["--without-pip"] if uv else []
     command = [sys.executable, "-P", "-m", "venv", *without_pip, str(made.folder)]
     _install(command, recipe, deadline, {})

@@ -46,6 +46,14 @@ def project_with(folder: Path, *lines: str) -> Path:
     return folder
 
 
+def value(python: Path) -> str:
+    code = "import rl_wheel, ringleader.cli.main; print(rl_wheel.VALUE)"
+    said = subprocess.run(
+        [python, "-P", "-c", code], capture_output=True, text=True, timeout=LIMIT_S
+    )
+    return said.stdout or said.stderr
+
+
 def make(project: Path, home: Path) -> Path:
     return make_environment(project, "train.py", home, Deadline.after(LIMIT_S))
 
@@ -61,13 +69,16 @@ def test_an_environment_is_made_once_and_has_the_agents_packages(
     python = make(project, tmp_path / "home")
     facts = facts_of(python, needs(), Deadline.after(LIMIT_S))
     assert compare_environment(needs(), facts) == []
-    code = "import rl_wheel, ringleader.cli.main; print(rl_wheel.VALUE)"
-    said = subprocess.run(
-        [python, "-P", "-c", code], capture_output=True, text=True, timeout=LIMIT_S
-    )
-    assert said.stdout == "14\n", said.stderr
-    shutil.rmtree(project / "wheels")  # it cannot be made again
+    assert value(python) == "14\n"
+    os.utime(python.parents[1] / "complete", (0, 0))  # the next job finds it
     assert make(project, tmp_path / "home") == python
+    assert (python.parents[1] / "complete").stat().st_mtime > 0
+
+    other = project_with(tmp_path / "another job", "rl_wheel==1.4.0")
+    make_wheel(other / "wheels", "rl_wheel", "1.4.0", value=15)
+    theirs = make(other, tmp_path / "home")
+    assert value(theirs) == "15\n", "the list is the same, the package is not"
+    shutil.rmtree(theirs.parents[1])
 
     project_with(tmp_path / "a job", "rl_wheel==1.5.0")
     with pytest.raises(ConfigError, match=r"requirements.txt: \w+ failed") as caught:
@@ -125,3 +136,16 @@ def test_the_last_words_of_a_command_are_told() -> None:
         Command(argv=["/nowhere/pip"], purpose="it").run(Deadline.after(LIMIT_S))
     cat = Command(argv=["cat"], purpose="it", stdin=b"given")
     assert cat.run(Deadline.after(LIMIT_S)) == b"given"
+
+
+def test_a_source_that_only_uv_knows_is_not_looked_for_in_the_public_index(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "pyproject.toml").write_text(
+        "[project]\nname = 'x'\nversion = '1'\ndependencies = ['My_pkg>=1', 'numpy']\n"
+        "[tool.uv.sources]\nmy-pkg = [{path = './pkg'}]\nnumpy = {index = 'mirror'}\n"
+    )
+    with pytest.raises(ConfigError, match=r"toml: My_pkg>=1 come from .*type: uv lock"):
+        make(tmp_path / "job", tmp_path / "home")
+    assert not list((tmp_path / "home/environments").glob("*/"))
