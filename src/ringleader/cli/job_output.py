@@ -1,4 +1,8 @@
-"""Shows a job in the terminal until it ends, and stops it on Ctrl-C."""
+"""Shows a job in the terminal until it ends, and stops it on Ctrl-C.
+
+Whatever else ends the command is no order to the job: SIGTERM, a closed terminal, a
+reader of its output that has gone.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +26,6 @@ from ringleader.jobs.client.output_view import (
 from ringleader.jobs.protocol.job_record import JobState, printable
 from ringleader.jobs.protocol.job_spec import JobSpec, TerminalSize
 
-DETACHED = 129
-"""Exit status after SIGHUP: the terminal was closed, and the job goes on."""
 _RED, _PLAIN = "\x1b[1;31m", "\x1b[0m"
 
 
@@ -55,6 +57,8 @@ class ShownJob:
     only_rank: int | None = None
     tail_bytes: int = 0
     _signals: int = 0
+    _leaving: int = 0
+    """The signal at which this command leaves the job to itself."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
     _view: PlainView = field(default_factory=PlainView)
@@ -80,8 +84,13 @@ class ShownJob:
             if not following.done():
                 following.cancel()
                 await asyncio.gather(following, return_exceptions=True)
-                return DETACHED if not self._signals else 130
-            summary = following.result()
+                return self._leave()
+            try:
+                summary = following.result()
+            except BrokenPipeError:  # as of: ringleader attach | head
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                self._leaving = signal.SIGPIPE
+                return self._leave()
         return self._report(follower, summary)
 
     def say(self, text: str) -> None:
@@ -93,6 +102,16 @@ class ShownJob:
         else:
             sys.stderr.write(f"ringleader: {text}\n")
             sys.stderr.flush()
+
+    def _leave(self) -> int:
+        """Return the exit status of a command that ends before the job."""
+        job = self.spec.id
+        if not self._leaving:  # the third Ctrl-C
+            return 128 + signal.SIGINT
+        with contextlib.suppress(OSError):  # the terminal is gone
+            if not self._signals:
+                self.say(f"job {job} goes on; to see it: ringleader attach {job}")
+        return 128 + self._leaving
 
     def _report(self, follower: JobFollower, summary: JobSummary | None) -> int:
         job = self.spec.id
@@ -123,8 +142,8 @@ class ShownJob:
         loop = asyncio.get_running_loop()
         handlers = {
             signal.SIGINT: self._on_interrupt,
-            signal.SIGTERM: self._on_interrupt,
-            signal.SIGHUP: self._ended.set,
+            signal.SIGTERM: lambda: self._on_leave(signal.SIGTERM),
+            signal.SIGHUP: lambda: self._on_leave(signal.SIGHUP),
         }
         for number, handler in handlers.items():
             loop.add_signal_handler(number, handler)
@@ -133,6 +152,10 @@ class ShownJob:
         finally:
             for number in handlers:
                 loop.remove_signal_handler(number)
+
+    def _on_leave(self, number: int) -> None:
+        self._leaving = number
+        self._ended.set()
 
     def _on_interrupt(self) -> None:
         self._signals += 1

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 from ringleader.errors import ConfigError
@@ -29,6 +31,27 @@ _LOCAL_SIZE = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 """Number of ranks on this machine: set by Open MPI; by MPICH and Intel MPI (Hydra)."""
 _NOT_SLURM = {*_RANK[:-1], "MASTER_ADDR"}
 _TORCH = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+_FOLDER = "RINGLEADER_LAUNCH_FOLDER"
+_STOPPING = "stopping"
+
+
+def export_launch_folder(folder: Path) -> None:
+    """Tell workers where their launcher notes what all of them shall know."""
+    os.environ[_FOLDER] = str(folder)
+
+
+def note_stopping() -> None:
+    """Let the workers of this launcher know that it was told to end."""
+    with contextlib.suppress(OSError):  # the disk is full: they end less quietly
+        Path(os.environ[_FOLDER], _STOPPING).touch()
+
+
+def is_stopping(env: Mapping[str, str] | None = None) -> bool:
+    """Return whether the launcher of this worker was told to end: Ctrl-C, or a stop."""
+    folder = (os.environ if env is None else env).get(_FOLDER, "")
+    return bool(folder) and os.path.exists(os.path.join(folder, _STOPPING))
 
 
 def has_rank(env: Mapping[str, str] | None = None) -> bool:

@@ -124,6 +124,74 @@ def test_rank_0_has_a_terminal_and_ctrl_c_stops_all(
     assert sorted(os.listdir(project)) == ["train.py"]
 
 
+class Viewer:
+    """A command that shows a job."""
+
+    def __init__(self, home: Path, folder: Path, *words: str) -> None:
+        self.process = subprocess.Popen(
+            [*RINGLEADER, *words],
+            cwd=folder,
+            env={**os.environ, "RINGLEADER_HOME": str(home)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.said = ""
+
+    def wait_for(self, text: str) -> str:
+        """Return the first line with ``text``."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.said += line
+            if text in line:
+                return line
+        raise AssertionError(self.said)
+
+    def end(self, number: signal.Signals) -> tuple[int, list[str]]:
+        """Send a signal; return the status and the lines since then."""
+        assert self.process.stdout is not None
+        self.process.send_signal(number)
+        lines = self.process.stdout.read().splitlines()
+        return self.process.wait(LIMIT_S), lines
+
+
+@pytest.mark.usefixtures("hearing")
+def test_a_viewer_that_is_killed_leaves_the_job_and_a_stop_is_quiet(
+    home: Path, tmp_path: Path
+) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "train.py").write_text(
+        "import os, time\nprint('rank', os.environ['RANK'], 'of 2', flush=True)\n"
+        "time.sleep(3600)\n"
+    )
+    words = ("run", "--nproc-per-node", "2", "train.py")
+    viewers = [Viewer(home, project, *words)]
+    try:
+        match = re.search(r"job (\S+) on", viewers[0].wait_for(" on desk"))
+        assert match is not None
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            viewers[-1].wait_for("rank 0 of 2")
+            code, lines = viewers[-1].end(number)
+            assert code == 128 + number, lines
+            assert lines[-1].endswith(
+                f"goes on; to see it: ringleader attach {match[1]}"
+            )
+            viewers.append(Viewer(home, project, "attach", match[1]))
+        viewers[-1].wait_for("rank 0 of 2")
+        code, lines = viewers[-1].end(signal.SIGINT)
+    finally:
+        for each in viewers:
+            each.process.kill()
+            each.process.communicate()
+    assert code == 130, lines
+    assert lines[-1] == f"ringleader: job {match[1]} was stopped"
+    places = sorted(line for line in lines if "stopped in train.py:" in line)
+    assert [line[:6] for line in places] == ["desk:0", "desk:1"], lines
+    assert len(lines) < 10, lines
+
+
 GIT = """#!/bin/sh
 touch "$HELD/listing"
 while [ ! -e "$HELD/go" ]; do sleep 0.05; done

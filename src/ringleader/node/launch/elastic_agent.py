@@ -36,6 +36,7 @@ from ringleader.node.launch.elastic_rendezvous import AgentRendezvous
 from ringleader.node.launch.failure_report import first_failure
 from ringleader.node.launch.interrupts import Interrupts
 from ringleader.node.launch.launch_folder import launch_folder
+from ringleader.settings import launch
 
 MONITOR_S = 0.1
 SHUTDOWN_S = 5
@@ -134,6 +135,7 @@ class ElasticAgent(LocalElasticAgent):
 
 
 def _signal_error(number: Signals) -> SignalException:
+    launch.note_stopping()  # before the workers get the signal
     return SignalException(f"received {number.name}", number)
 
 
@@ -159,6 +161,7 @@ def run_workers(handler: AgentRendezvous, workers: Workers) -> RunResult:
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     with launch_folder() as folder:
+        launch.export_launch_folder(folder)
         logs = DefaultLogsSpecs(log_dir=str(folder))
         agent = ElasticAgent(handler, spec, logs, workers.start_s)
         patience_s = agent.shutdown_s + LEAVE_S

@@ -9,12 +9,17 @@ otherwise exists only for programs decorated with torch's ``@record``.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from types import ModuleType, TracebackType
+from typing import NoReturn
 
 from ringleader import settings
+from ringleader.settings.launch import is_stopping
 
 MAX_CHARACTERS = 20_000
+INTERRUPTED = "ended with KeyboardInterrupt"
+"""How groups tell that another rank was stopped."""
 _OURS = {__file__, "<frozen runpy>"}
 
 
@@ -33,18 +38,53 @@ def main(*, imports_neighbours: bool = not sys.flags.safe_path) -> None:
             _run_module(sys.argv[2], sys.argv[2:])
         else:
             _run_script(sys.argv[1], sys.argv[1:])
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as exc:
+        if is_stopping():
+            _end_quietly(exc)
         raise
     except SystemExit as exc:
         if exc.code not in (None, 0):
             record(exc, without_our_frames(exc))
         raise
     except BaseException as exc:  # noqa: BLE001 - Python handles all of them
+        if is_stopping() or INTERRUPTED in str(exc):
+            _end_quietly(exc)
         traceback = without_our_frames(exc)
         record(exc, traceback)
         sys.last_value = exc  # as Python sets it: open groups tell the others why
         sys.excepthook(type(exc), exc.with_traceback(traceback), traceback)
         sys.exit(1)
+
+
+def _end_quietly(exc: BaseException) -> NoReturn:
+    """End after a stop: with one line about where, and none from what is torn down.
+
+    A collective that another rank has left raises instead of KeyboardInterrupt, and so
+    does what torch was just compiling; DataLoaders complain about their processes.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it may come after another rank's
+    import threading
+    from traceback import extract_tb
+
+    from ringleader.node.launch.process_exit import leave
+
+    frames = list(extract_tb(without_our_frames(exc)))
+    own = [each for each in frames if _is_own(each.filename)]
+    places = [own[-1:], frames[-1:] if frames[-1:] != own[-1:] else []]
+    where = ", in ".join(f"{e.filename}:{e.lineno}" for each in places for e in each)
+    sys.stderr.write(f"stopped in {where or 'the interpreter'}\n")
+    sys.last_value = exc  # open groups tell the others why
+    if hasattr(signal, "SIGCHLD"):  # a DataLoader raises in its handler
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not threading.current_thread():
+            thread.join()  # such as a checkpoint that is being written
+    leave(128 + signal.SIGINT)
+
+
+def _is_own(file: str) -> bool:
+    """Return whether a file lies in the program's folder."""
+    return os.path.abspath(file).startswith(os.path.join(sys.path[0], ""))
 
 
 def _run_script(path: str, argv: list[str]) -> None:
