@@ -70,11 +70,9 @@ def main() -> None:
         log.write(json.dumps(line) + "\n")
     dist.barrier()
     torch.save(model.module.state_dict(), folder / f"{rank}.pt")
-    lost = torch.zeros(size)
-    try:
-        dist.all_gather_into_tensor(lost, torch.ones(1))
-    except RuntimeError as exc:
-        log.write(json.dumps({"error": f"{type(exc).__name__}: {exc}"}) + "\n")
+    gathered = torch.empty(size)
+    dist.all_gather_into_tensor(gathered, torch.full((1,), float(rank)))
+    log.write(json.dumps({"gathered": gathered.tolist()}) + "\n")
     dist.destroy_process_group()
     sys.stdout.write(f"rank {rank} has finished, process {os.getpid()}\n")
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -17,15 +18,27 @@ class Collective(Protocol):
     inputs: Sequence[Tensor]
     """In host memory, not written before the collective has been delivered."""
 
+    @property
+    def results(self) -> Sequence[Tensor]:
+        """Tensors with the shapes and types of the results."""
+        ...
+
     def start(
         self, group: Group, live: Sequence[int], outs: Sequence[Tensor]
     ) -> list[Work]:
         """Start it in ``group``, whose members have the ranks ``live`` in torch."""
         ...
 
+    def copy(self, rank: int, outs: Sequence[Tensor]) -> None:
+        """Complete it for ``rank``, which is the only one that is alive."""
+        ...
+
 
 class Living(Protocol):
     """The ranks that are alive; training/survivors.py."""
+
+    contributors: Sequence[int]
+    """The ranks that took part in the collective that was completed last."""
 
     def run(self, collective: Collective, early: Any = None) -> list[Tensor]:
         """Complete a collective among the living, and return its results.
@@ -52,28 +65,55 @@ class Living(Protocol):
         ...
 
 
-class AllReduce:
+def _barrier_for_empty(group: Group, outs: Sequence[Tensor]) -> list[Work]:
+    """Start a barrier if a part is empty: no rank waits for one that sends nothing.
+
+    A rank that waits for nobody could be several steps ahead of one that lacks a step.
+    """
+    is_empty = any(not out.numel() for out in outs)
+    return [group.barrier(async_op=True)] if is_empty else []
+
+
+class _SameShapes:
+    """A collective whose results have the shapes of its inputs."""
+
+    def __init__(self, inputs: Sequence[Tensor] = ()) -> None:
+        self.inputs = inputs
+
+    @property
+    def results(self) -> Sequence[Tensor]:
+        """The inputs."""
+        return self.inputs
+
+    def copy(self, rank: int, outs: Sequence[Tensor]) -> None:
+        """Copy the inputs: nobody else gives anything."""
+        for source, out in zip(self.inputs, outs, strict=True):
+            out.copy_(source)
+
+
+class AllReduce(_SameShapes):
     """Combines the tensors of all that are alive."""
 
     def __init__(self, inputs: Sequence[Tensor], op: str) -> None:
-        self.inputs = inputs
+        super().__init__(inputs)
         self._op = op
 
     def start(
         self, group: Group, live: Sequence[int], outs: Sequence[Tensor]
     ) -> list[Work]:
         """Start one all_reduce for each tensor."""
-        return [
+        works = [
             group.all_reduce(source, self._op, out=out, async_op=True)
             for source, out in zip(self.inputs, outs, strict=True)
         ]
+        return works + _barrier_for_empty(group, outs)
 
 
-class Broadcast:
+class Broadcast(_SameShapes):
     """Copies the tensors of one rank to all; of the lowest live one if it was lost."""
 
     def __init__(self, inputs: Sequence[Tensor], root: int) -> None:
-        self.inputs = inputs
+        super().__init__(inputs)
         self._root = root
 
     def start(
@@ -92,10 +132,48 @@ class Broadcast:
         return [*works, group.barrier(async_op=True)]
 
 
-class Barrier:
-    """Returns when all that are alive have come."""
+class AllGather:
+    """Copies each rank's tensors to all. Nobody writes the parts of lost ranks."""
 
-    inputs: Sequence[Tensor] = ()
+    def __init__(
+        self, inputs: Sequence[Tensor], rows: Sequence[Sequence[Tensor]]
+    ) -> None:
+        self.inputs = inputs
+        self._rows = rows
+        """For each input tensors like the parts of the result, by rank."""
+
+    @property
+    def results(self) -> Sequence[Tensor]:
+        """The parts: those of all ranks for the first input, and so on."""
+        return [part for row in self._rows for part in row]
+
+    def start(
+        self, group: Group, live: Sequence[int], outs: Sequence[Tensor]
+    ) -> list[Work]:
+        """Start one all_gather for each tensor."""
+        works = []
+        for source, parts in zip(self.inputs, self._in_rows(outs), strict=True):
+            alive = [parts[rank] for rank in live]
+            works.append(group.all_gather(alive, source, async_op=True))
+        return works + _barrier_for_empty(group, outs)
+
+    def copy(self, rank: int, outs: Sequence[Tensor]) -> None:
+        """Copy the inputs into this rank's parts."""
+        for source, parts in zip(self.inputs, self._in_rows(outs), strict=True):
+            parts[rank].view(-1).copy_(source.view(-1))
+
+    def _in_rows(self, outs: Sequence[Tensor]) -> list[Sequence[Tensor]]:
+        ends = [0, *accumulate(len(row) for row in self._rows)]
+        return [outs[a:b] for a, b in pairwise(ends)]
+
+
+def giver(rank: int, contributors: Collection[int], size: int) -> int:
+    """Return whose part stands for that of ``rank``: its own, or the next live one."""
+    return next(r for k in range(size) if (r := (rank + k) % size) in contributors)
+
+
+class Barrier(_SameShapes):
+    """Returns when all that are alive have come."""
 
     def start(
         self, group: Group, live: Sequence[int], outs: Sequence[Tensor]

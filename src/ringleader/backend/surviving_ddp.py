@@ -17,6 +17,7 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined] # is publ
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from ringleader.backend import trainer_saves
 from ringleader.backend.living_collectives import AllReduce, Living
 from ringleader.errors import ConfigError
 
@@ -79,6 +80,7 @@ def install(group: "ProcessGroup") -> None:
             _log.warning("ringleader --survive: %s", _OTHER_GROUP)
         else:
             _register_late(model, survivors)
+            trainer_saves.install(survivors, model.process_group.rank())
 
     setattr(__init__, _MARK, True)
     DistributedDataParallel.__init__ = __init__  # type: ignore[method-assign, assignment]

@@ -1,17 +1,21 @@
 """SurvivingGroup: torch's default group in a script that survives the loss of ranks.
 
-Rank and size stay as they were at the start. all_reduce, broadcast, reduce and barrier
-run among the living (survivors.py); all other operations need every rank, and raise
-PeerLost once one is lost.
+Rank and size stay as they were at the start. all_reduce, broadcast, reduce, barrier and
+gathers run among the living (survivors.py). In a gather, a lost rank has the part that
+the next live rank gave: means stay means, and objects stay readable. All else, where a
+lost rank has a part that nobody else has, raises PeerLost.
 """
 
 from __future__ import annotations
 
 import atexit
+import logging
 import sys
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from functools import wraps
+from types import FrameType
 from typing import Any, Final, Self
 
 import torch
@@ -20,23 +24,29 @@ from torch._C._distributed_c10d import (
     AllreduceCoalescedOptions,
     AllreduceOptions,
     BroadcastOptions,
+    GatherOptions,
     ReduceOptions,
     Store,
 )
+from torch.distributed import distributed_c10d as c10d
 
 from ringleader.backend import run_join, surviving_ddp
 from ringleader.backend.living_collectives import (
+    AllGather,
     AllReduce,
     Barrier,
     Broadcast,
     Collective,
     Living,
+    giver,
 )
 from ringleader.backend.process_group import RingleaderGroup
 from ringleader.backend.torch_options import (
     options_of,
     reduction,
     single_tensor,
+    split,
+    tensor_list,
     unwrap,
 )
 from ringleader.backend.work import BackendWork
@@ -44,20 +54,16 @@ from ringleader.errors import ConfigError, PeerLost
 from ringleader.groups.group import Group
 from ringleader.groups.work import DONE
 
+_log = logging.getLogger(__name__)
+
 END_S: Final = 30.0
 """How long a script that has ended still serves its results to the others."""
 
 _NEED_ALL: Final = (
-    "allgather",
-    "allgather_coalesced",
-    "all_gather_single",
     "all_gather_single_coalesced",
     "reduce_scatter",
     "reduce_scatter_single",
     "reduce_scatter_single_coalesced",
-    "gather",
-    "gather_single",
-    "gather_into_tensor",
     "scatter",
     "alltoall",
     "all_to_all_single",
@@ -65,13 +71,25 @@ _NEED_ALL: Final = (
     "recv",
     "recv_anysource",
     "recvAnysource",
-    "_allgather_base",
     "allgather_into_tensor_coalesced",
     "_reduce_scatter_base",
     "reduce_scatter_tensor_coalesced",
     "alltoall_base",
 )
-"""Operations whose result has a part for each rank."""
+"""Operations in which a lost rank has a part that nobody else has. The coalesced gather
+is that of DTensor, which gathers shards."""
+
+_SHARDED: Final = (
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
+    "torch.distributed.optim",
+    "torch.distributed.checkpoint",
+    "deepspeed",
+)
+"""Modules whose gathers and broadcasts collect parts of a model: another rank's part in
+the place of a lost one would be a wrong model."""
+_OBJECTS: Final = ("broadcast_object_list",)
+"""Functions of torch that broadcast what only the source has."""
 
 
 class SurvivingGroup(RingleaderGroup):
@@ -79,6 +97,10 @@ class SurvivingGroup(RingleaderGroup):
 
     survivors: Living
     _has_ended = False
+    _is_sharded = False
+    """Whether the script has used reduce_scatter, as those that shard a model do."""
+    _told: frozenset[int] = frozenset()
+    """The lost ranks whose parts the user was told of."""
 
     @classmethod
     def wrap(
@@ -89,6 +111,7 @@ class SurvivingGroup(RingleaderGroup):
         wrapped.survivors = run_join.join(group)
         atexit.register(wrapped._end)
         surviving_ddp.install(wrapped)
+        _read_whole_objects()
         return wrapped
 
     # -- among the living --------------------------------------------------------------
@@ -116,8 +139,12 @@ class SurvivingGroup(RingleaderGroup):
 
     def broadcast(self, tensors: Any, opts: Any = None, **named: Any) -> BackendWork:
         opts = options_of(BroadcastOptions, opts, named)
-        tensor = single_tensor(tensors, "broadcast")
-        return self._run([tensor], Broadcast(_sources([tensor]), opts.rootRank))
+        tensor, root = single_tensor(tensors, "broadcast"), opts.rootRank
+        collective = Broadcast(_sources([tensor]), root)
+        results = self._complete(collective)
+        if root not in self.survivors.contributors:
+            self._refuse_parts("broadcast", root)
+        return self._deliver([tensor], results)
 
     def barrier(self, opts: Any = None) -> BackendWork:
         return self._run([], Barrier())
@@ -127,9 +154,98 @@ class SurvivingGroup(RingleaderGroup):
     ) -> None:
         self._run([], Barrier())
 
+    def allgather(self, outs: Any, ins: Any, opts: Any = None) -> BackendWork:
+        tensor = single_tensor(ins, "all_gather")
+        return self._gather(
+            "all_gather", [tensor], [tensor_list(outs, self.size(), "all_gather")]
+        )
+
+    def allgather_coalesced(self, outs: Any, ins: Any, opts: Any = None) -> BackendWork:
+        columns = [[unwrap(row[i]) for row in outs] for i in range(len(ins))]
+        return self._gather("all_gather", [unwrap(each) for each in ins], columns)
+
+    def all_gather_single(
+        self, output: Tensor, source: Tensor, opts: Any = None
+    ) -> BackendWork:
+        parts = split(unwrap(output).view(-1), (), self.size())
+        return self._gather("all_gather_into_tensor", [unwrap(source)], [parts])
+
+    _allgather_base = all_gather_single
+
+    def gather(
+        self, outs: Any, ins: Any, opts: Any = None, **named: Any
+    ) -> BackendWork:
+        """Gather on all that are alive; only the root keeps the result."""
+        opts = options_of(GatherOptions, opts, named)
+        tensor = single_tensor(ins, "gather")
+        if opts.rootRank == self.rank():
+            return self._gather(
+                "gather", [tensor], [tensor_list(outs, self.size(), "gather")]
+            )
+        source = _sources([tensor])
+        self._complete(AllGather(source, [source * self.size()]))
+        return self._deliver([], [])
+
+    def gather_single(
+        self, output: Tensor, source: Tensor, opts: Any = None
+    ) -> BackendWork:
+        is_root = self.rank() == options_of(GatherOptions, opts).rootRank
+        outs = split(unwrap(output).view(-1), (), self.size()) if is_root else []
+        return self.gather([outs], [source], opts)
+
+    gather_into_tensor = gather_single
+
+    def _gather(
+        self, name: str, tensors: list[Tensor], rows: list[list[Tensor]]
+    ) -> BackendWork:
+        """Gather each tensor into the row of its parts, one for each rank."""
+        size = self.size()
+        results = self._complete(AllGather(_sources(tensors), rows))
+        present = self.survivors.contributors
+        givers = [giver(rank, present, size) for rank in range(size)]
+        if len(present) < size:
+            self._tell_givers(name, givers)
+        parts = [
+            results[start + rank]
+            for start in range(0, len(results), size)
+            for rank in givers
+        ]
+        outs = [part for row in rows for part in row]
+        for out, part in zip(outs, parts, strict=True):
+            if out.numel() != part.numel():
+                lost = next(r for r, by in enumerate(givers) if r != by)
+                text = f"was lost, and {name} has parts of different lengths"
+                raise PeerLost(lost, f"{text}, of which no other can stand for its own")
+        return self._deliver(
+            outs, [p.view_as(o) for o, p in zip(outs, parts, strict=True)]
+        )
+
+    def _tell_givers(self, name: str, givers: list[int]) -> None:
+        """Say once for each lost rank what stands for its part, or refuse that."""
+        lost = [rank for rank, by in enumerate(givers) if rank != by]
+        self._refuse_parts(name, lost[0])
+        for rank in lost:
+            if rank not in self._told:
+                text = "in place of lost rank %d, gathers have what rank %d gives: "
+                text += "means stay means, sums count it twice"
+                _log.warning(f"ringleader: {text}", rank, givers[rank])
+        self._told |= set(lost)
+
+    def _refuse_parts(self, name: str, lost: int) -> None:
+        """Raise PeerLost if nobody else has what a lost rank would have given."""
+        what = "the lost part of the model" if self._is_sharded else _only_there()
+        if what:
+            text = f"was lost, and {name} needs {what}, which nobody else has"
+            raise PeerLost(lost, f"{text}: restart the script from a checkpoint")
+
     def _run(self, tensors: list[Tensor], collective: Collective) -> BackendWork:
+        return self._deliver(tensors, self._complete(collective))
+
+    def _complete(self, collective: Collective) -> list[Tensor]:
         self._sequence += 1
-        results = self.survivors.run(collective)
+        return self.survivors.run(collective)
+
+    def _deliver(self, tensors: list[Tensor], results: list[Tensor]) -> BackendWork:
         with torch.no_grad():
             for tensor, result in zip(tensors, results, strict=False):
                 tensor.copy_(result)
@@ -139,6 +255,7 @@ class SurvivingGroup(RingleaderGroup):
 
     def require_all(self, name: str) -> None:
         """Raise PeerLost for an operation that needs all ranks, if one is lost."""
+        self._is_sharded |= "reduce_scatter" in name
         lost = self.survivors.lost()
         if lost:
             text = f"was lost; the others go on, but {name} needs all ranks"
@@ -183,6 +300,42 @@ def _needs_all(name: str) -> Callable[..., Any]:
 
 for _name in _NEED_ALL:
     setattr(SurvivingGroup, _name, _needs_all(_name))
+
+
+def _only_there() -> str:
+    """Return what this call collects if only the lost rank has it; else nothing.
+
+    Asked only once a rank is lost. All ranks run the same call, so that all raise.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module == c10d.__name__ and frame.f_code.co_name in _OBJECTS:
+            return "its object"
+        if f"{module}.".startswith(tuple(f"{each}." for each in _SHARDED)):
+            return "the lost part of the model"
+        frame = frame.f_back
+    return ""
+
+
+def _read_whole_objects() -> None:
+    """Let torch read gathered objects to their end, not to the length told before.
+
+    It gathers the lengths and then the objects, padded to the longest one. If a rank
+    is lost between the two, its length is its own and the object that of another.
+    """
+    original = c10d._tensor_to_object
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @wraps(original)
+    def read(tensor: Tensor, length: Any, group: Any = None) -> Any:
+        chosen = group or c10d._get_default_group()
+        if isinstance(chosen, SurvivingGroup):
+            length = tensor.numel()
+        return original(tensor, length, group)  # type: ignore[no-untyped-call]
+
+    c10d._tensor_to_object = read
 
 
 def _sources(tensors: list[Tensor]) -> list[Tensor]:

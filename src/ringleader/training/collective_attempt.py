@@ -16,21 +16,21 @@ class CollectiveAttempt:
 
     def __init__(self, attempt: Attempt, group: Group | None, live: list[int]) -> None:
         self.attempt = attempt
+        self.live = live
+        """The ranks in torch of those that take part."""
         self.outs: list[Tensor] = []
         self.error: RingleaderError | None = None
         self._group = group
-        self._live = live
         self._works: list[Work] = []
 
     def start(self, collective: Collective, outs: list[Tensor]) -> None:
         """Start a collective, or a part of one, unless another part has failed."""
         self.outs += outs
         if self._group is None:
-            for source, out in zip(collective.inputs, outs, strict=True):
-                out.copy_(source)
+            collective.copy(self.live[0], outs)
         elif self.error is None:
             try:
-                self._works += collective.start(self._group, self._live, outs)
+                self._works += collective.start(self._group, self.live, outs)
             except RingleaderError as exc:
                 self.error = exc
 

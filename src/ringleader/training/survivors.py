@@ -59,6 +59,10 @@ class Survivors:
         self._version = 0
         self._failures = 0
         self._early: CollectiveAttempt | None = None
+        self._tried: CollectiveAttempt | None = None
+        """The attempt that began last."""
+        self.contributors: Sequence[int] = self.live
+        """The ranks that took part in the collective that was completed last."""
 
     @property
     def live(self) -> list[int]:
@@ -95,7 +99,7 @@ class Survivors:
             while self._version < version:
                 tried = self._begin()
                 if tried is not None:
-                    tried.start(collective, self._memory.like(collective.inputs))
+                    tried.start(collective, self._memory.like(collective.results))
                 if tried is None or not self._settle(tried):
                     self._enter_next(collective)
             self._failures = 0
@@ -112,7 +116,7 @@ class Survivors:
     def start_part(self, early: CollectiveAttempt | None, part: Collective) -> None:
         """Start a part of a collective in an attempt that ``open`` began."""
         if early is not None:
-            early.start(part, self._memory.like(part.inputs))
+            early.start(part, self._memory.like(part.results))
 
     def _begin(self) -> CollectiveAttempt | None:
         with self._session.lock:
@@ -124,7 +128,8 @@ class Survivors:
             if not step.begin(attempt, 1):
                 return None
         reach("rs:0")
-        return CollectiveAttempt(attempt, self._group, self.live)
+        self._tried = CollectiveAttempt(attempt, self._group, self.live)
+        return self._tried
 
     def _settle(self, tried: CollectiveAttempt) -> bool:
         """Wait for an attempt and deliver it; False if that failed."""
@@ -148,6 +153,9 @@ class Survivors:
                 return False
         self._memory.keep(outs)
         self._version += 1
+        assert self._tried is not None
+        # A result of others, too, is that of the attempt in which this rank had a part.
+        self.contributors = self._tried.live
         reach("applying")
         return True
 
@@ -231,7 +239,7 @@ class Survivors:
                 raise ViewChanged
         reach("gather:0")
         src = installed.rank_of(action.holders[0])
-        given = collective.inputs if is_late else self._memory.results
+        given = collective.results if is_late else self._memory.results
         outs = self._memory.like(given)
         for out, kept in zip(outs, given, strict=True):
             if group is not None:

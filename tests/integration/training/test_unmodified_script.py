@@ -26,7 +26,7 @@ from ringleader.settings.run import RunSettings
 from ringleader.simulation.lan import can_make_lan, lan
 from ringleader.testing.run_member import issue_credentials
 from ringleader.transport.free_ports import free_ports
-from tests.kit import surviving_script
+from tests.kit import surviving_gathers, surviving_script
 from tests.kit.machines import Machines
 from tests.kit.surviving_script import Net, batch
 from tests.kit.warm_python import WarmProcess, WarmPython
@@ -36,7 +36,7 @@ WITHIN_S = 400.0
 SCRIPT = surviving_script.__file__
 
 
-def start(warm: WarmPython, folder: Path) -> list[WarmProcess]:
+def start(warm: WarmPython, folder: Path, script: str = SCRIPT) -> list[WarmProcess]:
     """Start all ranks, without an agent."""
     cluster = ClusterSecret(root=Secret(os.urandom(32)))
     store, *ports = free_ports(1 + SIZE)
@@ -58,7 +58,7 @@ def start(warm: WarmPython, folder: Path) -> list[WarmProcess]:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(store),
         }
-        ranks.append(warm.popen(SCRIPT, str(folder), str(STEPS), env=env))
+        ranks.append(warm.popen(script, str(folder), str(STEPS), env=env))
     return ranks
 
 
@@ -137,9 +137,9 @@ def finish(ranks: list[WarmProcess], folder: Path, killed: int) -> None:
         said, _ = ranks[rank].communicate(WITHIN_S)
         assert ranks[rank].returncode == 0, said
         assert f"rank {killed} was lost; going on with 2 of 3 ranks" in said
-        error = lines(folder, rank)[-1]["error"]
-        assert "PeerLost" in str(error), "all_gather needs all ranks"
-        assert f"rank {killed}: was lost" in str(error)
+        gathered = [float(r) for r in range(SIZE)]
+        gathered[killed] = float((killed + 1) % SIZE)
+        assert lines(folder, rank)[-1]["gathered"] == gathered
     check(folder, survivors)
 
 
@@ -154,6 +154,38 @@ def test_a_script_survives_kill_9_of_a_rank_at_a_random_moment(
     ranks[killed].kill()
     (tmp_path / surviving_script.GO_ON).touch()
     finish(ranks, tmp_path, killed)
+
+
+def test_gathers_have_the_part_of_the_next_rank_in_place_of_a_lost_one(
+    warm_python: WarmPython, tmp_path: Path
+) -> None:
+    """Rank 1 dies between the lengths and the objects of all_gather_object."""
+    ranks = start(warm_python, tmp_path, surviving_gathers.__file__)
+    output = [each.communicate(WITHIN_S)[0] for each in ranks]
+    for rank in (0, 2):
+        said = output[rank]
+        assert ranks[rank].returncode == 0, said
+        told = "in place of lost rank 1, gathers have what rank 2 gives"
+        assert said.count(told) == 1, said
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        objects = [surviving_gathers.the_object(r) for r in (0, 2, 2)]
+        parts = [[float(r)] * 2 for r in (0, 2, 2)]
+        assert found["all_gather_object"] == objects
+        assert found["gather_object"] == (objects if rank == 0 else [None] * 3)
+        assert found["all_gather"] == parts
+        assert found["into_tensor"] == [v for part in parts for v in part]
+        assert found["uneven"] == [[0.0] * 2, [2.0] * 3, [2.0] * 3]
+        assert found["gather"] == (parts if rank == 2 else [])
+        assert found["broadcast_object_list"] == objects[:1]
+        reasons = {
+            "object": "broadcast needs its object, which nobody else has",
+            "fsdp": "needs the lost part of the model, which nobody else has",
+            "reduce_scatter": "needs all ranks",
+            "after it": "all_gather needs the lost part of the model",
+        }
+        for call, reason in reasons.items():
+            assert "PeerLost: rank 1: was lost" in found["refused"][call]
+            assert reason in found["refused"][call]
 
 
 @pytest.mark.slow

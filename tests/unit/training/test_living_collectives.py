@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ringleader.backend.living_collectives import AllReduce, Broadcast
+from ringleader.backend.living_collectives import AllGather, AllReduce, Broadcast, giver
 from ringleader.groups.group import Group
 from ringleader.testing.threaded_world import run_world
 from ringleader.training.result_memory import ResultMemory
@@ -50,3 +50,22 @@ def test_the_last_result_stays_as_it_is_until_the_next_is_there() -> None:
     third = memory.like(shapes)  # the memory of the first one again
     assert [t.data_ptr() for t in third] == [t.data_ptr() for t in first]
     assert [t.shape for t in third] == [t.shape for t in shapes]
+
+
+def test_a_gather_has_each_live_rank_in_its_place_also_with_empty_parts() -> None:
+    live = [2, 0]
+
+    def body(group: Group) -> list[list[float]]:
+        mine = [torch.full((n,), float(live[group.rank])) for n in (3, 0)]
+        gather = AllGather(mine, [[each] * 3 for each in mine])
+        outs = [torch.full(each.shape, -1.0) for each in gather.results]
+        for work in gather.start(group, live, outs):
+            work.wait()
+        return [out.tolist() for out in outs]
+
+    expected = [[0.0] * 3, [-1.0] * 3, [2.0] * 3, [], [], []]
+    assert run_world(2, body) == [expected] * 2
+
+
+def test_in_place_of_a_lost_rank_stands_the_next_live_one() -> None:
+    assert [giver(rank, [0, 3], 5) for rank in range(5)] == [0, 3, 3, 3, 0]

@@ -18,8 +18,8 @@ DDP = [
     "step completes among the others. Limits:",
     "  rank and world size stay as they were; the gradient is the mean of the machines "
     "that are left; the data of a lost rank is not visited;",
-    "  what the program does on rank 0 only (checkpoints, logs) ends with rank 0; "
-    "all_gather, reduce_scatter and all_to_all raise, so FSDP does not survive;",
+    "  what the program does on rank 0 only (checkpoints, logs) ends with rank 0, but "
+    "for what Trainer saves; reduce_scatter raises, so FSDP does not survive;",
     "  no machine can join or come back. ringleader.elastic has none of these limits.",
 ]
 

@@ -1,0 +1,187 @@
+"""Trainers of others on three ranks each, one of which kills itself.
+
+``surviving_trainers.py SCENARIOS``: a JSON list of scenarios. Each has the trainer, the
+rank that dies, when, and the environments of its ranks, which are forked from here: to
+import the libraries takes many times as long as to train. A rank writes what it found
+to ``OUT/rankN.json`` and what it said to ``OUT/rankN.log``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from report import digest
+from tiny_models import causal_model, tokenizer
+from transformers import Trainer, TrainerCallback, TrainingArguments
+from trl import SFTConfig, SFTTrainer
+
+from ringleader.identity.cluster_secret import ClusterSecret
+from ringleader.identity.secret_value import Secret
+from ringleader.settings.run import RunSettings
+from ringleader.testing.run_member import issue_credentials
+from ringleader.transport.free_ports import free_ports
+
+SIZE, STEPS = 3, 24
+
+
+def counting_rows(count: int, start: int) -> Dataset:
+    """Rows that count upwards: what is learned from some of them holds for others."""
+    generator = torch.Generator().manual_seed(start)
+    first = torch.randint(3, 52, (count, 1), generator=generator)
+    rows = (first + torch.arange(12)).tolist()
+    return Dataset.from_dict({"input_ids": rows, "labels": rows})
+
+
+def die(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Death(TrainerCallback):
+    """Ends the process at a moment of its training."""
+
+    def __init__(self, when: str) -> None:
+        self.when = when
+
+    def on_step_begin(self, _: Any, state: Any, __: Any, **more: Any) -> None:
+        if self.when == "begin" and state.global_step == STEPS // 3:
+            die()
+        if self.when == "backward" and state.global_step == STEPS // 2:
+            model = more["model"]
+            parameters = [p for p in model.parameters() if p.requires_grad]
+            parameters[len(parameters) // 2].register_hook(die)
+
+    def on_step_end(self, _: Any, state: Any, __: Any, **more: Any) -> None:
+        if self.when == "last log" and state.global_step == STEPS:
+            die()  # the losses of the last steps are gathered next
+
+
+def make_trainer(kind: str, out: Path, rank: int) -> Trainer:
+    common = {
+        "output_dir": str(out),
+        "use_cpu": True,
+        "per_device_train_batch_size": 4,
+        "max_steps": STEPS,
+        "logging_steps": 4,
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+        "seed": 5,
+    }
+    model = causal_model()
+    if kind == "trainer":
+        return Trainer(
+            model,
+            TrainingArguments(**common, learning_rate=1e-2),
+            train_dataset=counting_rows(600, 1),
+            eval_dataset=counting_rows(24, 2),
+        )
+    return SFTTrainer(
+        model=model,
+        args=SFTConfig(
+            **common,
+            learning_rate=1e-2,
+            bf16=False,
+            max_length=16,
+            eos_token="[SEP]",
+            pad_token="[PAD]",
+        ),
+        train_dataset=counting_rows(600, 1).remove_columns("labels"),
+        eval_dataset=counting_rows(24, 2).remove_columns("labels"),
+        processing_class=tokenizer(out / f"words{rank}"),
+    )
+
+
+def train(kind: str, when: str, dies: bool) -> None:
+    out, rank = Path(os.environ["SURVIVING_OUT"]), int(os.environ["RANK"])
+    torch.manual_seed(0)
+    trainer = make_trainer(kind, out, rank)
+    if dies:
+        trainer.add_callback(Death(when))
+    trainer.train()
+    saved = out / f"saved by {rank}"
+    trainer.save_model(str(saved))
+    losses = [e["loss"] for e in trainer.state.log_history if "loss" in e]
+    found = {
+        "losses": losses,
+        "evaluated": trainer.evaluate()["eval_loss"],
+        "weights": digest(trainer.model),
+        "saved": sorted(path.name for path in saved.glob("*.safetensors")),
+    }
+    if found["saved"]:
+        read = type(trainer.model).from_pretrained(saved)
+        found["read"] = digest(read)
+    (out / f"rank{rank}.json").write_text(json.dumps(found))
+
+
+def environments(folder: Path) -> list[dict[str, str]]:
+    """The environments of the ranks of one run, without an agent."""
+    folder.mkdir()
+    cluster = ClusterSecret(root=Secret(os.urandom(32)))
+    store, *ports = free_ports(1 + SIZE)
+    found = []
+    for rank in range(SIZE):
+        run = RunSettings(
+            job="script",
+            is_joiner=False,
+            credentials=str(issue_credentials(folder, cluster)[0]),
+            peers=",".join(f"127.0.0.1:{port}" for port in ports),
+            port=ports[rank],
+            size=SIZE,
+        )
+        found.append(
+            {
+                **run.environment(),
+                "RANK": str(rank),
+                "LOCAL_RANK": "0",
+                "WORLD_SIZE": str(SIZE),
+                "LOCAL_WORLD_SIZE": "1",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(store),
+                "RINGLEADER_DEFAULT": "1",
+                "SURVIVING_OUT": str(folder),
+                "RINGLEADER_HOME": str(folder / f"home{rank}"),
+            }
+        )
+    return found
+
+
+def fork(scenario: dict[str, Any], rank: int, environment: dict[str, str]) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        os.environ.update(environment)
+        with Path(scenario["folder"], f"rank{rank}.log").open("wb") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+        train(scenario["kind"], scenario["when"], rank == scenario["dying"])
+        torch.distributed.destroy_process_group()
+        status = 0
+    except BaseException:  # noqa: BLE001 - no child may go on in the loop of its parent
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def main() -> None:
+    for scenario in json.loads(Path(sys.argv[1]).read_text()):
+        folder = Path(scenario["folder"])
+        ranks = enumerate(environments(folder))
+        pids = [fork(scenario, rank, environment) for rank, environment in ranks]
+        ends = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+        (folder / "ends.json").write_text(json.dumps(ends))
+
+
+if __name__ == "__main__":
+    main()
