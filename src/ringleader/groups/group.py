@@ -8,10 +8,12 @@ group has to be formed.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Self
 
+import torch
 from torch import Tensor
 
 from ringleader.collectives.config import CollectiveConfig
@@ -23,6 +25,7 @@ from ringleader.errors import ConfigError, GroupAborted
 from ringleader.groups import calls, group_metrics
 from ringleader.groups.handle import GroupHandle
 from ringleader.groups.messages import Outgoing, PendingRecv
+from ringleader.groups.named_tensors import NamedTensors
 from ringleader.groups.observation import attach_observers
 from ringleader.groups.prepared_calls import (
     NO_TENSORS,
@@ -70,6 +73,8 @@ class Group:
         self._connect = connect
         self._barrier = calls.barrier()
         self._closed = False
+        self._agreed_layouts: set[int] = set()
+        """Layouts of dicts that all ranks were found to have alike."""
 
     @property
     def timeout_s(self) -> float:
@@ -102,7 +107,7 @@ class Group:
 
     def all_reduce(  # noqa: PLR0913 - one keyword each
         self,
-        tensor: Tensor,
+        tensor: Tensor | Mapping[str, Tensor],
         op: str = "sum",
         *,
         out: Tensor | None = None,
@@ -115,6 +120,8 @@ class Group:
     ) -> Work:
         """Combine all ranks' ``tensor``, in place or into ``out``.
 
+        A dict of tensors, gradients by name for example, is combined in place: names,
+        shapes and dtypes are the same on all ranks, in any order.
         A "mean" of integers is truncated toward zero, as in NCCL.
         With a ``codec`` it travels in fewer bytes, and all ranks get the same bits.
         ``error_out`` (float32) then receives this rank's encoding error: summed over
@@ -122,6 +129,14 @@ class Group:
         ``residual`` to the next call, which adds it to its ``tensor``, so that nothing
         is lost for good. The codec "auto" is chosen by the measured network.
         """
+        if not isinstance(tensor, Tensor) and isinstance(tensor, Mapping):
+            if any(each is not None for each in (out, codec, residual, error_out)):
+                text = "a dict is combined in place and as it is; in fewer bytes"
+                how = "ringleader.compression.compressor(NAME).average(group, tensors)"
+                raise ConfigError(f"all_reduce: {text}: {how}")
+            named = NamedTensors(tensor)
+            body = partial(self._all_reduce_named, named, op, algorithm)
+            return self._handle.together(body, timeout_s=timeout_s, async_op=async_op)
         if codec == "auto":
             codec = self._handle.auto_codec("all_reduce", tensor.nbytes)
             if codec is None:
@@ -136,6 +151,17 @@ class Group:
         call = calls.all_reduce(tensor, op, out)
         calls.encode(call, codec, residual, error_out)
         return self._submit(call, algorithm, timeout_s, async_op=async_op, kind=kind)
+
+    def _all_reduce_named(
+        self, named: NamedTensors, op: str, algorithm: str | None
+    ) -> None:
+        layout = named.layout()
+        if int(layout) not in self._agreed_layouts:
+            layouts = torch.empty(self.size, dtype=torch.int64)
+            self.all_gather(layouts, layout)
+            named.check_layouts(layouts)
+            self._agreed_layouts.add(int(layout))
+        named.reduce(lambda each: self.all_reduce(each, op, algorithm=algorithm))
 
     def reduce(
         self,
