@@ -175,6 +175,8 @@ def test_the_environment_says_how_ranks_are_connected() -> None:
         "RINGLEADER_CREDENTIALS": "/run/credentials",
         "RINGLEADER_PORTS": "29600-29602",
         "RINGLEADER_INTRA_HOST": "nccl",
+        "RINGLEADER_CONNECT_TIMEOUT_S": "2.5",
+        "RINGLEADER_CONNECT_TRIES": "3",
     }
     assert LinkSettings.from_environment(env) == LinkSettings(
         transport="tcp",
@@ -183,7 +185,24 @@ def test_the_environment_says_how_ranks_are_connected() -> None:
         credentials="/run/credentials",
         ports=range(29600, 29603),
         intra_host="nccl",
+        connect_timeout_s=2.5,
+        connect_tries=3,
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("RINGLEADER_CONNECT_TRIES", "0"),
+        ("RINGLEADER_CONNECT_TRIES", "x"),
+        ("RINGLEADER_CONNECT_TIMEOUT_S", "0"),
+        ("RINGLEADER_CONNECT_TIMEOUT_S", "nan"),
+        ("RINGLEADER_CONNECT_TIMEOUT_S", "5 s"),
+    ],
+)
+def test_limits_of_connections_that_are_none_are_refused(name: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        LinkSettings.from_environment({name: text})
 
 
 @pytest.mark.parametrize("text", ["x", "5-4", "0", "1-65536", "1-2-3", "-5"])

@@ -50,6 +50,7 @@ def create_process_group(request: Any, options: object) -> RingleaderGroup:
         config=options.config,
         transport=options.transport or links.transport,
         num_stripes=options.connections or links.connections,
+        dial_limits=formation.dial_limits(links),
         addresses=links.addresses,
         credentials=load_credentials(links),
         plaintext=links.plaintext,

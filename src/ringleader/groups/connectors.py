@@ -8,7 +8,7 @@ from typing import Protocol
 from ringleader.deadline import Deadline
 from ringleader.groups.handle import view_hash
 from ringleader.transport import mesh as meshes
-from ringleader.transport.dialer import Endpoint
+from ringleader.transport.dialer import DialLimits, Endpoint
 from ringleader.transport.listener import Listener
 from ringleader.transport.mesh import Mesh
 from ringleader.transport.mesh_config import MeshConfig
@@ -49,7 +49,9 @@ class SocketConnector:
         num_stripes: int,
         stop_listening: Callable[[], None],
         at_once: bool = False,
+        dial_limits: DialLimits | None = None,
     ) -> None:
+        self._dial_limits = dial_limits
         self._rank = rank
         self._endpoints = endpoints
         self._listener = listener
@@ -69,6 +71,7 @@ class SocketConnector:
             namespace=bytes(16) if credentials is None else credentials.namespace,
             share_memory=self._share_memory,
             num_stripes=self._num_stripes,
+            dial_limits=self._dial_limits,
             at_once=self._at_once,
         )
         return meshes.connect(config, self._listener, deadline)

@@ -25,7 +25,7 @@ from ringleader.groups.plaintext_check import require_this_machine
 from ringleader.settings import LinkSettings
 from ringleader.settings.launch import Launch
 from ringleader.transport import tcp_socket
-from ringleader.transport.dialer import Endpoint
+from ringleader.transport.dialer import DialLimits, Endpoint
 from ringleader.transport.listener import Listener
 from ringleader.transport.shared_listener import ListenerLease
 from ringleader.transport.tls_credentials import TlsCredentials
@@ -44,6 +44,7 @@ class Options:
     addresses: tuple[str, ...] = ()
     """Addresses by which other ranks reach this one; empty: that of the route to the
     store."""
+    dial_limits: DialLimits | None = None
     credentials: TlsCredentials | None = None
     """Certificates for mutual TLS; None for plain TCP."""
     plaintext: bool = False
@@ -92,6 +93,7 @@ def group(
         transport=transport,
         num_stripes=connections,
         addresses=links.addresses,
+        dial_limits=dial_limits(links),
         credentials=load_credentials(links),
         plaintext=links.plaintext,
         ports=links.ports,
@@ -119,6 +121,11 @@ def group(
     view_id = "peers:" + ",".join(f"{host}:{port}" for host, port in addresses)
     connector = _over_sockets(rank, endpoints, listener, options, listener.close)
     return _form(rank, len(peers), connector, view_id, options)
+
+
+def dial_limits(links: LinkSettings) -> DialLimits:
+    """Return the limits of each connection, as the environment gives them."""
+    return DialLimits(timeout_s=links.connect_timeout_s, tries=links.connect_tries)
 
 
 def _check_encryption(endpoints: Sequence[Endpoint], options: Options) -> None:
@@ -242,6 +249,7 @@ def _over_sockets(
         listener,
         share_memory=options.transport == "auto",
         num_stripes=options.num_stripes,
+        dial_limits=options.dial_limits,
         stop_listening=stop_listening,
     )
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 from pathlib import Path
 from typing import Self
 
@@ -54,6 +55,16 @@ def shares_buckets(env: Mapping[str, str] | None = None) -> bool:
     return env.get(name, "") == "" or is_on(env, name)
 
 
+def stages_on_host(env: Mapping[str, str] | None = None) -> bool:
+    """Return whether tensors of accelerators may pass through host memory.
+
+    They may unless RINGLEADER_HOST_STAGING is 0.
+    """
+    env = os.environ if env is None else env
+    name = "RINGLEADER_HOST_STAGING"
+    return env.get(name, "") == "" or is_on(env, name)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSettings:
     """How ranks are connected, where the program does not say."""
@@ -73,6 +84,10 @@ class LinkSettings:
     """True if the user wants links to other machines without encryption."""
     intra_host: str = ""
     """Backend of torch that ranks of one host use among themselves."""
+    connect_timeout_s: float | None = None
+    """Limit for each connection to a peer; None: that of the forming of the group."""
+    connect_tries: int | None = None
+    """How often the addresses of a peer are tried; None: while there is time."""
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str] | None = None) -> Self:
@@ -97,7 +112,32 @@ class LinkSettings:
             tls=tls,
             plaintext=plaintext,
             intra_host=env.get("RINGLEADER_INTRA_HOST", ""),
+            connect_timeout_s=_positive_seconds(env, "RINGLEADER_CONNECT_TIMEOUT_S"),
+            connect_tries=_positive(env, "RINGLEADER_CONNECT_TRIES"),
         )
+
+
+def _positive(env: Mapping[str, str], name: str) -> int | None:
+    """Return a whole number of at least 1; None if it is not set."""
+    if not env.get(name):
+        return None
+    if (value := number(env, name)) < 1:
+        raise ConfigError(f"{name} is {value}; use 1 or more")
+    return value
+
+
+def _positive_seconds(env: Mapping[str, str], name: str) -> float | None:
+    """Return a time; None if it is not set."""
+    text = env.get(name, "")
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError as exc:
+        raise ConfigError(f"{name} is {text!r}, not a number of seconds") from exc
+    if not 0 < value < inf:
+        raise ConfigError(f"{name} is {text}; use more than 0 s")
+    return value
 
 
 def _addresses(env: Mapping[str, str]) -> tuple[str, ...]:

@@ -52,6 +52,16 @@ class Endpoint:
             raise ConfigError(f"a rank has 1 to {MAX_ADDRESSES} addresses, not {count}")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DialLimits:
+    """When to give up a connection to one peer, before the time of all is over."""
+
+    timeout_s: float | None = None
+    """Limit for each connection; None: that of the forming of the group."""
+    tries: int | None = None
+    """How often all addresses of the peer are tried; None: while there is time."""
+
+
 class Dialer:
     """Opens connections to one rank. Use it from one thread at a time."""
 
@@ -63,14 +73,16 @@ class Dialer:
         deadline: Deadline,
         *,
         is_listening: bool = False,
+        limits: DialLimits | None = None,
     ) -> None:
         self._to = to
         self._node = endpoint.node
         self._addresses = list(endpoint.addresses)
         self._credentials = credentials
-        self._deadline = deadline
+        self._whole = deadline
+        self._limits = limits or DialLimits()
         self._is_listening = is_listening
-        self._pauses = tcp_socket.retry_pauses()
+        self._begin()
         self._refusal: PeerError | None = None
 
     def open(self, greet: Greet) -> tuple[socket.socket, wire.HelloReply]:
@@ -79,7 +91,7 @@ class Dialer:
         If an address refuses us, or another node answers there, that address is not
         tried again; the others are.
         """
-        self._pauses = tcp_socket.retry_pauses()
+        self._begin()
         while True:
             sock, address = self._dial()
             try:
@@ -89,6 +101,12 @@ class Dialer:
             else:
                 self._addresses = [address, *self._all_but(address)]
                 return sock, answer
+
+    def _begin(self) -> None:
+        """Begin one connection, with all its tries and its time."""
+        limit_s = self._limits.timeout_s
+        self._deadline = self._whole if limit_s is None else self._whole.within(limit_s)
+        self._pauses = tcp_socket.retry_pauses(self._limits.tries)
 
     def _all_but(self, address: tcp_socket.Address) -> list[tcp_socket.Address]:
         return [each for each in self._addresses if each != address]
@@ -100,8 +118,8 @@ class Dialer:
         if isinstance(exc, PeerLost | DeadlineExceeded):
             # The listener went away between connect and hello (it may be restarting),
             # or another program listens there.
-            tcp_socket.sleep_before_retry(self._pauses, self._deadline)
-            if self._deadline.is_over():
+            is_due = tcp_socket.sleep_before_retry(self._pauses, self._deadline)
+            if not is_due or self._deadline.is_over():
                 raise exc
             self._addresses = [*others, address]
         elif others:
@@ -116,6 +134,7 @@ class Dialer:
                 self._to,
                 self._deadline,
                 is_listening=self._is_listening,
+                pauses=None if self._limits.tries is None else self._pauses,
             )
         except PeerUnreachable as exc:
             raise self._refusal or exc from exc
@@ -174,7 +193,9 @@ class DirectRoutes:
         credentials: TlsCredentials | None,
         *,
         are_listening: bool = False,
+        limits: DialLimits | None = None,
     ) -> None:
+        self._limits = limits
         self._endpoints = endpoints
         self._credentials = credentials
         self._are_listening = are_listening
@@ -187,6 +208,7 @@ class DirectRoutes:
             self._credentials,
             deadline,
             is_listening=self._are_listening,
+            limits=self._limits,
         )
 
     def link(self, sock: socket.socket, peer: int) -> SocketLink:

@@ -72,7 +72,10 @@ class _Builder:
         self.config = config
         self.listener = listener
         self.routes = routes or DirectRoutes(
-            config.endpoints, listener.credentials, are_listening=config.at_once
+            config.endpoints,
+            listener.credentials,
+            are_listening=config.at_once,
+            limits=config.dial_limits,
         )
         self.deadline = deadline
         self.incarnation = new_incarnation()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ringleader.errors import ConfigError
-from ringleader.transport.dialer import Endpoint
+from ringleader.transport.dialer import DialLimits, Endpoint
 from ringleader.wire import hello as wire
 
 
@@ -23,6 +23,7 @@ class MeshConfig:
     num_stripes: int = 1
     """TCP connections per peer; more than one pays on long fat networks only."""
     share_memory: bool = True
+    dial_limits: DialLimits | None = None
     at_once: bool = False
     """True if all ranks listen already, and form no other group of this name. Then they
     dial each other at the same time, and one that refuses connections is gone for good.

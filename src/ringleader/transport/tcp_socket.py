@@ -8,7 +8,7 @@ import random
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, count
 
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError, DeadlineExceeded, PeerLost, PeerUnreachable
@@ -62,17 +62,21 @@ def dial_any(
     deadline: Deadline,
     *,
     is_listening: bool = False,
+    pauses: Iterator[float] | None = None,
 ) -> tuple[socket.socket, Address]:
     """Connect to the first of several addresses of one peer that answers.
 
     Each round tries all addresses, and every address that a name resolves to. The usual
     reason for a refused connection is a peer that has not started yet, so refusals are
     retried. A peer that ``is_listening`` has started: if all its addresses refuse, its
-    process is gone, and PeerUnreachable is raised at once.
+    process is gone, and PeerUnreachable is raised at once. ``pauses`` are those between
+    the rounds, whose number they limit.
     """
-    rests = retry_pauses()
+    rests = retry_pauses() if pauses is None else pauses
     last: OSError | None = None
-    while not deadline.is_over():
+    is_due, rounds = True, 0
+    while is_due and not deadline.is_over():
+        rounds += 1
         try:
             return _race(addresses, deadline)
         except OSError as exc:
@@ -81,9 +85,10 @@ def dial_any(
                 text = f"{format_addresses(addresses)} refuses connections"
                 text += "; its process listened there and is gone"
                 raise PeerUnreachable(who, text) from exc
-        sleep_before_retry(rests, deadline)
+        is_due = sleep_before_retry(rests, deadline)
+    limit = f"within {deadline.after_s:.1f} s" if is_due else f"to {rounds} tries"
     text = (
-        f"{format_addresses(addresses)} did not answer within {deadline.after_s:.1f} s "
+        f"{format_addresses(addresses)} did not answer {limit} "
         f"({last.strerror or last if last else 'no attempt was possible'}); is it "
         "started, and is the port open in its firewall?"
     )
@@ -95,19 +100,29 @@ def format_addresses(addresses: Sequence[Address]) -> str:
     return " or ".join(f"{host}:{port}" for host, port in addresses)
 
 
-def retry_pauses() -> Iterator[float]:
-    """Yield seconds between attempts: growing, and different on every rank."""
+def retry_pauses(tries: int | None = None) -> Iterator[float]:
+    """Yield seconds between ``tries`` attempts: growing, and different on every rank.
+
+    None: as many as there is time for.
+    """
     pause_s = FIRST_PAUSE_S
-    while True:
+    for _ in count() if tries is None else range(tries - 1):
         yield pause_s * random.uniform(0.5, 1.0)
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
-def sleep_before_retry(rests: Iterator[float], deadline: Deadline) -> None:
-    """Sleep for the next of ``retry_pauses()``, but not beyond ``deadline``."""
-    until = deadline.within(next(rests))
+def sleep_before_retry(rests: Iterator[float], deadline: Deadline) -> bool:
+    """Sleep for the next of ``retry_pauses()``, but not beyond ``deadline``.
+
+    Returns False at once if there is none: that was the last attempt.
+    """
+    pause_s = next(rests, None)
+    if pause_s is None:
+        return False
+    until = deadline.within(pause_s)
     while not until.is_over():
         time.sleep(until.wait_s())
+    return True
 
 
 def _race(

@@ -433,3 +433,12 @@ except KeyboardInterrupt:
     assert process.stdout.readline() == "waits\n"
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=90)[0] == "stopped\n"
+
+
+def test_the_environment_limits_how_often_a_peer_is_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Was: only the time-out of the whole forming ended the dialing."""
+    monkeypatch.setenv("RINGLEADER_CONNECT_TRIES", "2")
+    with pytest.raises(PeerUnreachable, match="did not answer to 2 tries"):
+        ringleader.group(loopback(2), 1, timeout_s=3600.0)

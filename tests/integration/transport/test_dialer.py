@@ -21,7 +21,12 @@ from ringleader.errors import (
 )
 from ringleader.testing.threaded_world import run_threads
 from ringleader.transport import dialer, tcp_socket
-from ringleader.transport.dialer import MAX_ADDRESSES, Dialer, Endpoint
+from ringleader.transport.dialer import (
+    MAX_ADDRESSES,
+    Dialer,
+    DialLimits,
+    Endpoint,
+)
 from ringleader.transport.free_ports import free_ports
 from ringleader.wire import hello as wire
 
@@ -122,6 +127,45 @@ def name_all_that_do_not_answer() -> None:
     assert caught.value.peer == 7
     for host, port in (silent, refused):
         assert f"{host}:{port}" in str(caught.value)
+
+
+@pytest.mark.parametrize("tries", [1, 3])
+def test_a_number_of_tries_ends_the_dialing_before_its_time(
+    tries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds = []
+    race = tcp_socket._race
+
+    def counted(
+        addresses: list[tcp_socket.Address], deadline: Deadline
+    ) -> tuple[socket.socket, tcp_socket.Address]:
+        rounds.append(1)
+        return race(addresses, deadline)
+
+    monkeypatch.setattr(tcp_socket, "_race", counted)
+    limits = DialLimits(tries=tries)
+    place, hour = Endpoint((nobody(), nobody())), Deadline.after(3600.0)
+    with pytest.raises(PeerUnreachable, match=f"did not answer to {tries} tries"):
+        Dialer(0, place, None, hour, limits=limits).open(lambda *_: ANSWER)
+    assert len(rounds) == tries
+
+    hellos = []
+
+    def greet(_sock: socket.socket, _deadline: Deadline) -> wire.HelloReply:
+        hellos.append(1)
+        raise PeerLost(0, "closed the connection during the hello")
+
+    with server() as rude, pytest.raises(PeerLost):
+        Dialer(0, Endpoint((rude,)), None, hour, limits=limits).open(greet)
+    assert len(hellos) == tries
+
+
+def test_each_connection_may_have_a_shorter_limit_than_the_whole() -> None:
+    place, hour = Endpoint((nobody(),)), Deadline.after(3600.0)
+    found = Dialer(0, place, None, hour, limits=DialLimits(timeout_s=0.5))
+    for _ in range(2):
+        with pytest.raises(PeerUnreachable, match=r"did not answer within 0\.5 s"):
+            found.open(lambda *_: ANSWER)
 
 
 def test_a_dialer_leaves_nothing_open_behind() -> None:
