@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ringleader.backend import host_memory
 from ringleader.backend.torch_options import Reduction
 from ringleader.errors import ConfigError
 from ringleader.groups.group import Group
@@ -16,6 +17,7 @@ def all_reduce(group: Group, tensor: Tensor, op: Reduction) -> None:
         raise ConfigError(
             f"all_reduce of sparse tensors supports sum only, not {op.name}"
         )
+    host_memory.check(tensor, "all_reduce")
     mine = tensor.detach().coalesce().cpu()
     lengths = torch.empty(group.size, dtype=torch.int64, device="cpu")
     group.all_gather(lengths, torch.tensor([mine._nnz()], device="cpu"))

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ringleader import settings
 from ringleader.backend import device_memory, device_slots
 from ringleader.backend.device import Device, Event
 from ringleader.backend.device_call import DIGEST_BYTES, DeviceCall
@@ -85,12 +86,17 @@ class DeviceExchange:
         self._most_bytes = device_slots.MAX_SLOT_BYTES
         """Larger slots are not to be had; equal on all ranks."""
         self._last: Event | None = None
+        self._may_leave = settings.stages_on_host()
         self._off_reason = ""
         """Why the path is never taken any more; equal on all ranks."""
         self._row = bytearray(_ROW_BYTES)
         self._rows = bytearray(_ROW_BYTES * group.size)
         self._given = torch.frombuffer(self._row, dtype=torch.uint8)
         self._found = torch.frombuffer(self._rows, dtype=torch.uint8)
+
+    def leaves(self, num_bytes: int) -> bool:
+        """Return whether a call is left to host memory, where it is faster if short."""
+        return is_short(num_bytes) and self._may_leave
 
     @property
     def is_on(self) -> bool:
@@ -109,7 +115,7 @@ class DeviceExchange:
         the host does it anyway.
         """
         call = DeviceCall(opts, self._group.rank, ins, outs)
-        if not call.name or is_short(call.num_bytes):
+        if not call.name or self.leaves(call.num_bytes):
             return None
         return Question(self, call)
 

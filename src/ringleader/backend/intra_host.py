@@ -94,6 +94,8 @@ class Steps:
     before: Step
     across: Step | None
     after: Step
+    crosses_hosts: bool = True
+    """Whether there are several hosts; equal on all ranks."""
 
     def run(self, tensors: list[Tensor]) -> None:
         """Run all steps on tensors in host memory."""
@@ -227,6 +229,7 @@ class IntraHostLayer:
             self._guarded(before),
             None if self.across is None else self._guarded(across),
             self._guarded(after),
+            crosses_hosts=len(self._hosts) > 1,
         )
 
     def _wait_for_local_root(self) -> None:

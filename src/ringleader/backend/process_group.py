@@ -35,13 +35,14 @@ from ringleader.backend import (
     dispatcher_kernels,
     dynamo,
     error_context,
+    host_memory,
     monitored_barrier,
     rank_facts,
 )
 from ringleader.backend.completion_pool import CompletionPool
 from ringleader.backend.device import Device, available_devices, device_of
 from ringleader.backend.device_backend import can_subclass, register_devices
-from ringleader.backend.device_exchange import DeviceExchange, Question, is_short
+from ringleader.backend.device_exchange import DeviceExchange, Question
 from ringleader.backend.host_run import run_on_host
 from ringleader.backend.intra_host import (
     IntraHostLayer,
@@ -500,6 +501,7 @@ class RingleaderGroup(ProcessGroup):
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> BackendWork:
         tensor = single_tensor(tensors, "send")
+        host_memory.check(tensor, "send")
         if not tensor.is_cpu:
             tensor = tensor.to("cpu")
         return self._post(
@@ -515,6 +517,7 @@ class RingleaderGroup(ProcessGroup):
     recvAnysource = recv_anysource  # noqa: N815 - the name in C++
 
     def _receive(self, tensor: Tensor, source: int | None, tag: int) -> BackendWork:
+        host_memory.check(tensor, "recv")
         host = tensor if tensor.is_cpu else torch.empty_like(tensor, device="cpu")
         deliver = None if tensor.is_cpu else once(lambda: _copy(tensor, host))
         return self._post(
@@ -542,7 +545,7 @@ class RingleaderGroup(ProcessGroup):
         return (
             not opts.asyncOp
             and (not self.is_staged or (width == 1 and is_one_chunk(tensor.nbytes)))
-            and (self.exchange is None or is_short(tensor.nbytes))
+            and (self.exchange is None or self.exchange.leaves(tensor.nbytes))
             and self._coalesced is None
             and tensor.is_cpu
             and (self.layer is None or not self.layer.serves(tensor))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ringleader import settings
 from ringleader.backend.device import available_devices
 from ringleader.backend.torch_release import minor
 from ringleader.errors import ConfigError
@@ -36,6 +37,7 @@ class RankFacts:
     intra_host: str = ""
     """The inner layer that it asks for; with a leading "!" where that cannot run."""
     has_cuda: bool = False
+    stages_on_host: bool = True
 
     @classmethod
     def here(cls, intra_host: str = "") -> RankFacts:
@@ -47,11 +49,13 @@ class RankFacts:
             socket.gethostname(),
             intra_host,
             has_cuda="cuda" in kinds,
+            stages_on_host=settings.stages_on_host(),
         )
 
     def encode(self) -> bytes:
         """Return a row of fixed length."""
         flag = 2 if self.has_cuda else int(self.has_accelerator)
+        flag += 0 if self.stages_on_host else 3
         host = self.host[:64].replace(" ", "?")
         text = f"{flag} {self.torch[:40]} {host or '?'} {self.intra_host[:8]}"
         return text.encode("ascii", "replace")[:_ROW_BYTES].ljust(_ROW_BYTES)
@@ -61,7 +65,14 @@ class RankFacts:
         """Read a row; what cannot be printed becomes a question mark."""
         text = "".join(c if c.isprintable() else "?" for c in row.decode("latin-1"))
         flag, version, host, intra_host = [*text.split(), "", "", "", ""][:4]
-        return cls(flag in ("1", "2"), version, host, intra_host, has_cuda=flag == "2")
+        return cls(
+            flag in ("1", "2", "4", "5"),
+            version,
+            host,
+            intra_host,
+            has_cuda=flag in ("2", "5"),
+            stages_on_host=flag not in ("3", "4", "5"),
+        )
 
 
 def exchange(group: Group, intra_host: str = "") -> list[RankFacts]:
@@ -76,7 +87,20 @@ def exchange(group: Group, intra_host: str = "") -> list[RankFacts]:
     facts = [RankFacts.decode(bytes(row)) for row in rows.tolist()]
     check_torch(facts)
     check_intra_host(facts)
+    check_host_staging(facts)
     return facts
+
+
+def check_host_staging(facts: Sequence[RankFacts]) -> None:
+    """Raise unless all ranks may pass tensors through host memory, or none."""
+    for rank, each in enumerate(facts):
+        if each.stages_on_host != facts[0].stages_on_host:
+            refusing = 0 if each.stages_on_host else rank
+            raise ConfigError(
+                f"RINGLEADER_HOST_STAGING is 0 on rank {refusing} "
+                f"({facts[refusing].host}) and not on rank {rank - refusing} "
+                f"({facts[rank - refusing].host}); set it alike on all"
+            )
 
 
 def check_intra_host(facts: Sequence[RankFacts]) -> None:

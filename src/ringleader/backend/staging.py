@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ringleader.backend import host_memory
 from ringleader.backend.device import Device, Event
 from ringleader.backend.device_relay import DeviceRelay, RelayBuffers
 from ringleader.backend.intra_host import Steps
@@ -33,6 +34,8 @@ SLOT_BYTES = 8 << 20
 NUM_SLOTS = 3
 AHEAD = NUM_SLOTS - 1
 """Chunks that are copied to the host before they are needed."""
+
+_WHAT = "this operation on tensors of an accelerator"
 
 Body = Callable[[list[Tensor], list[Tensor]], object]
 """Runs the collective on host tensors: (inputs, outputs)."""
@@ -89,7 +92,10 @@ class HostStaging:
         for tensor in tensors:
             check_writable(tensor, "a result")
         return self._start(
-            group, lambda ready: self._in_layers(ready, steps, tensors), **how
+            group,
+            lambda ready: self._in_layers(ready, steps, tensors),
+            uses_host=steps.crosses_hosts,
+            **how,
         )
 
     def _start(
@@ -98,15 +104,19 @@ class HostStaging:
         run: Callable[[Event], Event | None],
         *,
         attempt: Attempt | None = None,
+        uses_host: bool = True,
         **how: Any,
     ) -> tuple[Work, Callable[[], None]]:
         """Start ``run``, which gets the event "inputs are ready" and returns "done".
 
         It returns None if the host has waited for its end. It is not called if
-        ``attempt`` succeeds. It overlaps with the computing of the device, whatever
-        torch's threads on the CPU do.
+        ``attempt`` succeeds, nor if it ``uses_host`` and the user refuses that. It
+        overlaps with the computing of the device, whatever torch's threads on the CPU
+        do.
         """
         device = self.device
+        if uses_host and attempt is None:
+            host_memory.require_allowed(_WHAT)
         done: list[Event | None] = []
         with device.guard():
             ready = device.record_event()
@@ -115,6 +125,8 @@ class HostStaging:
             with device.guard(), torch.no_grad():
                 last = [] if self._last is None else [self._last]
                 ended = attempt and attempt(device, [ready, *last])
+                if uses_host and not ended:
+                    host_memory.require_allowed(_WHAT)
                 self._last = ended or run(ready)
                 done.append(self._last)
 

@@ -17,7 +17,7 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined] # is publ
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from ringleader.backend import trainer_saves
+from ringleader.backend import host_memory, trainer_saves
 from ringleader.backend.living_collectives import AllReduce, Living
 from ringleader.errors import ConfigError
 
@@ -48,6 +48,7 @@ class SurvivingHook:
         if bucket.index() == 0:
             self._buckets = []
             self._early = self._survivors.open() if self._overlaps else None
+        host_memory.check(flat, "all_reduce")
         source = flat.cpu()  # itself, if it is there already
         devices = None if flat.is_cpu else [flat.device]
         future: Future[Tensor] = Future(devices=devices)  # type: ignore[arg-type]

@@ -30,7 +30,7 @@ from torch._C._distributed_c10d import (
 )
 from torch.distributed import distributed_c10d as c10d
 
-from ringleader.backend import run_join, surviving_ddp
+from ringleader.backend import host_memory, run_join, surviving_ddp
 from ringleader.backend.living_collectives import (
     AllGather,
     AllReduce,
@@ -340,6 +340,8 @@ def _read_whole_objects() -> None:
 
 def _sources(tensors: list[Tensor]) -> list[Tensor]:
     """Return the values in host memory: the tensors themselves if they are there."""
+    for each in tensors:
+        host_memory.check(each, "an operation")
     return [each.detach().cpu().contiguous() for each in tensors]
 
 

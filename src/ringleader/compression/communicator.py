@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
+from ringleader.backend import host_memory
 from ringleader.backend.process_group import RingleaderGroup
 from ringleader.compression.sparse_format import Bytes
 from ringleader.engine.arrays import as_array
@@ -99,6 +100,7 @@ class GroupCommunicator:
 
     def average(self, tensor: Tensor) -> None:
         """Average ``tensor`` by one all_reduce."""
+        host_memory.check(tensor, "all_reduce")
         host = tensor.cpu()  # the same tensor, if it is on the CPU
         self._group.all_reduce(host, "mean")
         if host is not tensor:
@@ -141,6 +143,7 @@ class GroupCommunicator:
             )
             work.wait()
             return
+        host_memory.check(tensor, "all_reduce")
         host, host_error = tensor.cpu(), error_out
         if error_out is not None and not error_out.is_cpu:
             host_error = torch.empty_like(host)

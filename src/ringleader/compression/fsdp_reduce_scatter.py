@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ringleader.backend import host_memory
 from ringleader.backend.torch_options import reduction
 from ringleader.backend.underlying_group import ringleader_group
 from ringleader.compression.scheme import parse
@@ -88,6 +89,7 @@ class CodedReduceScatter:
         if kind.factor is not None:
             input_tensor.mul_(kind.factor)
         with torch.no_grad():
+            host_memory.check(input_tensor, "reduce_scatter")
             source = input_tensor.cpu()  # the same tensor, if it is on the CPU
             out = output_tensor
             if not out.is_cpu:

@@ -8,10 +8,13 @@ from typing import TypeVar
 import pytest
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import HashStore
 
 from ringleader.backend import staging
 from ringleader.backend.device import MpsDevice, device_of
 from ringleader.backend.host_run import run_on_host
+from ringleader.backend.process_group import RingleaderGroup
+from ringleader.backend.rank_facts import RankFacts, check_host_staging
 from ringleader.backend.staging import HostStaging
 from ringleader.errors import ConfigError, GroupAborted, InternalError, RingleaderError
 from ringleader.groups.group import Group
@@ -638,3 +641,72 @@ def test_two_stages_in_two_threads_stay_apart() -> None:
         seen = run_threads([lambda j=j: drive(*j) for j in jobs])  # type: ignore[misc]
     for (_, turn), got in zip(jobs, seen, strict=True):
         assert torch.equal(got, total(2000, 2, turn).expand(3, -1))
+
+
+# -- the switch that refuses it ----------------------------------------------------
+
+
+def test_a_user_may_refuse_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What needs it is an error on every rank; what does not is done as ever."""
+    monkeypatch.setenv("RINGLEADER_HOST_STAGING", "0")
+
+    def live(rank: Rank) -> None:
+        tensor = rank.computed(numbers(100, rank.group.rank))
+        with pytest.raises(ConfigError, match="RINGLEADER_HOST_STAGING=0"):
+            rank.all_reduce(tensor)
+        work, deliver = rank.stage.run(
+            rank.group,
+            [tensor],
+            [tensor],
+            lambda *_: pytest.fail("it was staged"),
+            1,
+            attempt=lambda device, _ready: device.record_event(),
+        )
+        work.wait(120)
+        deliver()
+        with pytest.raises(ConfigError, match="RINGLEADER_HOST_STAGING=0"):
+            rank.stage.run(
+                rank.group,
+                [tensor],
+                [tensor],
+                lambda *_: pytest.fail("it was staged"),
+                1,
+                attempt=lambda *_: None,
+            )
+
+    staged(2, live)
+
+
+def test_ranks_that_differ_in_the_switch_are_told_apart() -> None:
+    facts = [
+        RankFacts(True, "2.13.0", "oak", has_cuda=True),
+        RankFacts(True, "2.13.0", "elm", has_cuda=True, stages_on_host=False),
+    ]
+    assert [RankFacts.decode(each.encode()) for each in facts] == facts
+    with pytest.raises(ConfigError, match=r"0 on rank 1 \(elm\) and not on rank 0"):
+        check_host_staging(facts)
+    with pytest.raises(ConfigError, match=r"0 on rank 0 \(elm\) and not on rank 1"):
+        check_host_staging(facts[::-1])
+    check_host_staging(facts[:1] * 2)
+
+
+def test_copies_outside_of_staging_are_refused_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A tensor on "meta" stands for one of an accelerator."""
+    monkeypatch.setenv("RINGLEADER_HOST_STAGING", "0")
+
+    def live(group: Group) -> None:
+        ours = RingleaderGroup(group, HashStore(), [0, 1], is_staged=True)
+        there, peer = torch.empty(4, device="meta"), 1 - group.rank
+        sparse = torch.empty(4, 4, device="meta", layout=torch.sparse_coo)
+        with pytest.raises(ConfigError, match="send of a tensor on meta would"):
+            ours.send([there], peer)
+        with pytest.raises(ConfigError, match="recv of a tensor on meta would"):
+            ours.recv([there], peer)
+        work = ours.allreduce([sparse])
+        assert work is not None
+        with pytest.raises(ConfigError, match="all_reduce of a tensor on meta would"):
+            work.wait()
+
+    run_world(2, live)
