@@ -72,6 +72,8 @@ GLOO_CANNOT = {
     "coalescing_manager_of_a_device": "Gloo: no _start_coalescing",
     **dict.fromkeys(SHARED_BUCKETS, "Gloo: no buckets in shared memory"),
     **dict.fromkeys(CALLING_CALLBACKS, "Gloo: other sums, or waits until its timeout"),
+    "profiled_ddp": "Gloo: other names",
+    "profiled_operations": "Gloo: other names",
     "traced_steps": "Gloo: no operation of ours to be traced",
     "means_of_integers": "Gloo: raises for the mean of integers",
 }

@@ -15,9 +15,11 @@ from typing import Any
 
 import torch
 from torch._C._distributed_c10d import Backend, ProcessGroup
+from torch.autograd import profiler
 
 from ringleader.backend import dynamo
 from ringleader.backend.name import NAME
+from ringleader.backend.profiling import OPERATIONS, record
 from ringleader.errors import ConfigError
 
 _FORWARDED = (
@@ -113,7 +115,10 @@ class DeviceBackend(Backend):
 
 def _forward(name: str) -> Callable[..., Any]:
     def method(self: DeviceBackend, *args: Any, **named: Any) -> Any:
-        return getattr(self._group, name)(*args, **named)
+        call = getattr(self._group, name)
+        if profiler._is_profiler_enabled and name in OPERATIONS:
+            return record(call, *args, has_operator=True, **named)
+        return call(*args, **named)
 
     method.__name__ = name
     return method

@@ -14,6 +14,7 @@ of data takes part with zeros, one bucket at a time.
 from __future__ import annotations
 
 import threading
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from threading import get_ident
 from typing import Any
@@ -237,6 +238,9 @@ class Batch:
 class BucketWork(TorchWork):
     """What the reducer gets for one bucket."""
 
+    recorded: AbstractContextManager[None] | None = None
+    """What shows the first wait to a profiler."""
+
     def __init__(self, batch: Batch, bucket: Bucket) -> None:
         super().__init__()
         self._batch = batch
@@ -244,7 +248,9 @@ class BucketWork(TorchWork):
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Wait for the sum; the operation has a time limit of its own."""
-        self._batch.wait()
+        operation, self.recorded = self.recorded or nullcontext(), None
+        with operation:
+            self._batch.wait()
         return True
 
     def get_future(self) -> Future[Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,9 @@ from torch._C._distributed_c10d import (
     ProcessGroup,
     PythonCallbackWork,
 )
+from torch.autograd import profiler
+
+from ringleader.backend.profiling import record
 
 _lock = threading.Lock()
 """Groups may be created in several threads at once."""
@@ -55,5 +59,8 @@ def _all_gather(
     options = AllgatherOptions()
     options.asyncOp = async_op
     options.timeout = timedelta(milliseconds=timeout)
-    work = group.all_gather_single(output, source, options)
+    call = group.all_gather_single
+    if profiler._is_profiler_enabled:
+        call = partial(record, call, has_operator=True)
+    work = call(output, source, options)
     return output, PythonCallbackWork(work.wait).boxed()

@@ -13,7 +13,7 @@ import torch
 
 
 def skip_compilation(kind: type) -> None:
-    """Make Dynamo skip every method of ``kind``."""
+    """Make Dynamo skip every method of ``kind``, and what they call."""
     frames = getattr(torch._C._dynamo, "eval_frame", None)
     if frames is None or not hasattr(frames, "set_code_exec_strategy"):
         return

@@ -29,6 +29,7 @@ from torch._C._distributed_c10d import (
     ScatterOptions,
     Store,
 )
+from torch.autograd import profiler
 
 from ringleader.backend import (
     coo_all_reduce,
@@ -51,6 +52,7 @@ from ringleader.backend.intra_host import (
     unavailable_reason,
 )
 from ringleader.backend.name import NAME
+from ringleader.backend.profiling import recorder
 from ringleader.backend.repeated_calls import RAN, RepeatedCalls
 from ringleader.backend.staging import HostStaging, is_one_chunk
 from ringleader.backend.torch_options import (
@@ -187,6 +189,8 @@ class RingleaderGroup(ProcessGroup):
     def allreduce(
         self, tensors: Any, opts: Any = None, **named: Any
     ) -> BackendWork | None:
+        if profiler._is_profiler_enabled and (run := recorder(self.allreduce)):
+            return run(tensors, opts, **named)
         if work := self._repeated.all_reduce(tensors, opts):
             return None if work is RAN else self._make_handle(work, list(tensors))
         opts = options_of(AllreduceOptions, opts, named)
@@ -199,6 +203,10 @@ class RingleaderGroup(ProcessGroup):
         return self._all_reduce(opts, tensor, op)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> BackendWork:
+        if profiler._is_profiler_enabled and (
+            run := recorder(self.allreduce_coalesced)
+        ):
+            return run(tensors, opts)
         opts = options_of(AllreduceCoalescedOptions, opts)
         op = reduction(opts.reduceOp)
         tensors = [unwrap(t) for t in tensors]
@@ -247,6 +255,8 @@ class RingleaderGroup(ProcessGroup):
         error_out: Tensor | None = None,
     ) -> BackendWork:
         """Reduce ``tensor``, encoded by ``codec`` on the way; see Group.all_reduce."""
+        if profiler._is_profiler_enabled and (run := recorder(self.allreduce_coded)):
+            return run(tensor, codec, op=op, error_out=error_out)
         opts = ReduceOptions()  # not those of a call that an exchange may do
         opts.asyncOp = True
 
@@ -265,6 +275,8 @@ class RingleaderGroup(ProcessGroup):
     def broadcast(
         self, tensors: Any, opts: Any = None, **named: Any
     ) -> BackendWork | None:
+        if profiler._is_profiler_enabled and (run := recorder(self.broadcast)):
+            return run(tensors, opts, **named)
         if work := self._repeated.broadcast(tensors, opts):
             return None if work is RAN else self._make_handle(work, list(tensors))
         opts = options_of(BroadcastOptions, opts, named)
@@ -283,6 +295,8 @@ class RingleaderGroup(ProcessGroup):
     def reduce(
         self, tensors: Any, opts: Any = None, op: Any = None, **named: Any
     ) -> BackendWork | None:
+        if profiler._is_profiler_enabled and (run := recorder(self.reduce)):
+            return run(tensors, opts, op, **named)
         opts = options_of(
             ReduceOptions, opts, named if op is None else {"op": op, **named}
         )
@@ -299,6 +313,8 @@ class RingleaderGroup(ProcessGroup):
         return self._start(opts, [tensor], outs, body, [tensor], width=1)
 
     def allgather(self, outs: Any, ins: Any, opts: Any = None) -> BackendWork | None:
+        if profiler._is_profiler_enabled and (run := recorder(self.allgather)):
+            return run(outs, ins, opts)
         opts = options_of(AllgatherOptions, opts)
         tensor = single_tensor(ins, "all_gather")
         result = tensor_list(outs, self.group.size, "all_gather")
@@ -311,6 +327,10 @@ class RingleaderGroup(ProcessGroup):
     def allgather_coalesced(
         self, outs: list[Tensors], ins: Tensors, opts: Any = None
     ) -> BackendWork:
+        if profiler._is_profiler_enabled and (
+            run := recorder(self.allgather_coalesced)
+        ):
+            return run(outs, ins, opts)
         opts = options_of(AllgatherOptions, opts)
         columns = [[unwrap(row[i]) for row in outs] for i in range(len(ins))]
         pairs = zip(ins, columns, strict=True)
@@ -321,6 +341,8 @@ class RingleaderGroup(ProcessGroup):
     def all_gather_single(
         self, output: Tensor, source: Tensor, opts: Any = None
     ) -> BackendWork | None:
+        if profiler._is_profiler_enabled and (run := recorder(self.all_gather_single)):
+            return run(output, source, opts)
         if work := self._repeated.all_gather(output, source, opts):
             return None if work is RAN else self._make_handle(work, [output])
         opts = options_of(AllgatherOptions, opts)
@@ -335,6 +357,10 @@ class RingleaderGroup(ProcessGroup):
     def all_gather_single_coalesced(
         self, outs: Tensors, ins: Tensors, opts: Any = None
     ) -> BackendWork:
+        if profiler._is_profiler_enabled and (
+            run := recorder(self.all_gather_single_coalesced)
+        ):
+            return run(outs, ins, opts)
         opts = options_of(AllgatherOptions, opts)
         pairs = zip(ins, outs, strict=True)
         parts = [
@@ -348,6 +374,8 @@ class RingleaderGroup(ProcessGroup):
     def reduce_scatter(
         self, outs: Any, ins: Any, opts: Any = None
     ) -> BackendWork | None:
+        if profiler._is_profiler_enabled and (run := recorder(self.reduce_scatter)):
+            return run(outs, ins, opts)
         opts = options_of(ReduceScatterOptions, opts)
         tensor = single_tensor(outs, "reduce_scatter")
         parts = tensor_list(ins, self.group.size, "reduce_scatter")
@@ -360,6 +388,10 @@ class RingleaderGroup(ProcessGroup):
     def reduce_scatter_single(
         self, output: Tensor, source: Tensor, opts: Any = None
     ) -> BackendWork | None:
+        if profiler._is_profiler_enabled and (
+            run := recorder(self.reduce_scatter_single)
+        ):
+            return run(output, source, opts)
         if work := self._repeated.reduce_scatter(output, source, opts):
             return None if work is RAN else self._make_handle(work, [output])
         opts = options_of(ReduceScatterOptions, opts)
@@ -375,6 +407,10 @@ class RingleaderGroup(ProcessGroup):
     def reduce_scatter_single_coalesced(
         self, outs: Tensors, ins: Tensors, opts: Any = None
     ) -> BackendWork:
+        if profiler._is_profiler_enabled and (
+            run := recorder(self.reduce_scatter_single_coalesced)
+        ):
+            return run(outs, ins, opts)
         opts = options_of(ReduceScatterOptions, opts)
         body = self._scatter(opts)
         pairs = zip(ins, outs, strict=True)
@@ -392,6 +428,8 @@ class RingleaderGroup(ProcessGroup):
     def gather(
         self, outs: Any, ins: Any, opts: Any = None, **named: Any
     ) -> BackendWork | None:
+        if profiler._is_profiler_enabled and (run := recorder(self.gather)):
+            return run(outs, ins, opts, **named)
         opts = options_of(GatherOptions, opts, named)
         tensor, root = single_tensor(ins, "gather"), opts.rootRank
         is_root = self.group.rank == root
@@ -407,6 +445,8 @@ class RingleaderGroup(ProcessGroup):
     def gather_single(
         self, output: Tensor, source: Tensor, opts: Any = None
     ) -> BackendWork | None:
+        if profiler._is_profiler_enabled and (run := recorder(self.gather_single)):
+            return run(output, source, opts)
         is_root = self.group.rank == options_of(GatherOptions, opts).rootRank
         outs = split(unwrap(output).view(-1), (), self.group.size) if is_root else []
         return self.gather([outs], [source], opts)
@@ -416,6 +456,8 @@ class RingleaderGroup(ProcessGroup):
     def scatter(
         self, outs: Any, ins: Any, opts: Any = None, **named: Any
     ) -> BackendWork | None:
+        if profiler._is_profiler_enabled and (run := recorder(self.scatter)):
+            return run(outs, ins, opts, **named)
         opts = options_of(ScatterOptions, opts, named)
         tensor, root = single_tensor(outs, "scatter"), opts.rootRank
         is_root = self.group.rank == root
@@ -431,6 +473,8 @@ class RingleaderGroup(ProcessGroup):
     def alltoall(
         self, outs: Tensors, ins: Tensors, opts: Any = None
     ) -> BackendWork | None:
+        if profiler._is_profiler_enabled and (run := recorder(self.alltoall)):
+            return run(outs, ins, opts)
         opts = options_of(AllToAllOptions, opts)
         ins, outs = (tensor_list(x, self.group.size, "all_to_all") for x in (ins, outs))
         if self._is_plain(opts, ins[0]):
@@ -448,6 +492,8 @@ class RingleaderGroup(ProcessGroup):
         input_split_sizes: Sequence[int] = (),
         opts: Any = None,
     ) -> BackendWork | None:
+        if profiler._is_profiler_enabled and (run := recorder(self.all_to_all_single)):
+            return run(output, source, output_split_sizes, input_split_sizes, opts)
         splits = output_split_sizes or input_split_sizes
         if work := self._repeated.all_to_all(output, source, splits, opts):
             return None if work is RAN else self._make_handle(work, [output])
@@ -472,6 +518,8 @@ class RingleaderGroup(ProcessGroup):
         return self._start(opts, ins, outs, self._all_to_all, [output])
 
     def barrier(self, opts: Any = None) -> BackendWork | None:
+        if profiler._is_profiler_enabled and (run := recorder(self.barrier)):
+            return run(opts)
         if work := self._repeated.barrier(opts):
             return None if work is RAN else self._make_handle(work, None)
         opts = options_of(BarrierOptions, opts)
@@ -500,6 +548,8 @@ class RingleaderGroup(ProcessGroup):
     # -- point-to-point ------------------------------------------------------------
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> BackendWork:
+        if profiler._is_profiler_enabled and (run := recorder(self.send)):
+            return run(tensors, dst, tag)
         tensor = single_tensor(tensors, "send")
         host_memory.check(tensor, "send")
         if not tensor.is_cpu:
@@ -509,9 +559,13 @@ class RingleaderGroup(ProcessGroup):
         )
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> BackendWork:
+        if profiler._is_profiler_enabled and (run := recorder(self.recv)):
+            return run(tensors, src, tag)
         return self._receive(single_tensor(tensors, "recv"), src, tag)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> BackendWork:
+        if profiler._is_profiler_enabled and (run := recorder(self.recv_anysource)):
+            return run(tensors, tag)
         return self._receive(single_tensor(tensors, "recv"), None, tag)
 
     recvAnysource = recv_anysource  # noqa: N815 - the name in C++

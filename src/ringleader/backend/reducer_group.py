@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions, ProcessGroup
+from torch.autograd import profiler
 
 from ringleader.backend import dynamo
 from ringleader.backend.device_buckets import BucketWork, DeviceBuckets
 from ringleader.backend.device_exchange import Question, is_short
 from ringleader.backend.process_group import RingleaderGroup
+from ringleader.backend.profiling import recorder
 from ringleader.backend.shared_buckets import SharedBuckets
 from ringleader.backend.torch_options import (
     Reduction,
@@ -58,6 +60,9 @@ class ReducerGroup(ProcessGroup):
     def allreduce(
         self, tensors: Any, opts: Any = None
     ) -> BackendWork | BucketWork | None:
+        if profiler._is_profiler_enabled and (run := recorder(self.allreduce)):
+            result: BackendWork | BucketWork | None = run(tensors, opts)
+            return result
         tensor = single_tensor(tensors, "all_reduce")
         opts = options_of(AllreduceOptions, opts)
         op = reduction(opts.reduceOp)

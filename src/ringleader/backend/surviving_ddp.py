@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ringleader.backend import host_memory, trainer_saves
 from ringleader.backend.living_collectives import AllReduce, Living
+from ringleader.backend.profiling import operation
 from ringleader.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ class SurvivingHook:
 
     def _complete(self) -> None:
         sources = [source for _, source, _ in self._buckets]
-        results = self._survivors.run(AllReduce(sources, "mean"), self._early)
+        with operation("all_reduce", sources):
+            results = self._survivors.run(AllReduce(sources, "mean"), self._early)
         for (flat, _, future), result in zip(self._buckets, results, strict=True):
             flat.copy_(result)
             future.set_result(flat)

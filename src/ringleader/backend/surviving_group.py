@@ -41,6 +41,7 @@ from ringleader.backend.living_collectives import (
     giver,
 )
 from ringleader.backend.process_group import RingleaderGroup
+from ringleader.backend.profiling import OPERATIONS, recorded
 from ringleader.backend.torch_options import (
     options_of,
     reduction,
@@ -300,6 +301,8 @@ def _needs_all(name: str) -> Callable[..., Any]:
 
 for _name in _NEED_ALL:
     setattr(SurvivingGroup, _name, _needs_all(_name))
+for _name in OPERATIONS.keys() & vars(SurvivingGroup).keys():
+    setattr(SurvivingGroup, _name, recorded(vars(SurvivingGroup)[_name]))
 
 
 def _only_there() -> str:

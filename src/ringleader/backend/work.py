@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from functools import partial
 from threading import get_ident
@@ -62,6 +63,9 @@ AddContext = Callable[[BaseException], BaseException]
 
 class BackendWork(TorchWork):
     """The handle of one or several operations, with the tensors they write."""
+
+    recorded: AbstractContextManager[None] | None = None
+    """What shows the first wait to a profiler."""
 
     def __init__(
         self,
@@ -124,6 +128,10 @@ class BackendWork(TorchWork):
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Wait for success; raises our typed error if an operation failed."""
+        if self.recorded is not None:
+            operation, self.recorded = self.recorded, None
+            with operation:
+                return self.wait(timeout)
         limit_s = 0.0 if timeout is NO_TIMEOUT else timeout.total_seconds()
         deadline = Deadline.after(limit_s) if limit_s > 0 else None
         for part in self._parts:
