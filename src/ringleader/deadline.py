@@ -10,6 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
+OWN_PROCESS_S = 600.0
+"""How long to wait for a process or a thread of ours that lives. It needs a second, but
+minutes on a machine that swaps or has a load of 35; if it ends, that is seen at once.
+The limit is for one that hangs."""
 MIN_WAIT_S, MAX_WAIT_S = 0.005, 0.05
 """Longest single wait of an operation that can be cancelled, young and old."""
 

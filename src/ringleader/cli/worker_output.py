@@ -13,7 +13,8 @@ import socket
 import sys
 from collections.abc import Sequence
 
-ANSWER_S = 10.0
+ANSWER_S = 120.0
+"""A supervisor that has ended refuses at once."""
 MAX_PATH_BYTES = 100
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -23,9 +24,10 @@ from ringleader.errors import (
 )
 from ringleader.ids import Incarnation, NodeId
 from ringleader.node.agent.event_log import EventLog
+from ringleader.node.launch import agent_process
 from ringleader.node.launch.agent_process import AgentProcess
 from ringleader.node.protocol import framing, local_requests
-from ringleader.node.protocol.agent_client import agent_sockets
+from ringleader.node.protocol.agent_client import AgentClient, agent_sockets
 from ringleader.node.protocol.agent_config import AgentConfig, run_directory
 from ringleader.node.protocol.hello import PROTOCOL, AgentHello, decode_hello
 from ringleader.node.protocol.local_requests import (
@@ -73,6 +75,55 @@ def has_ended(pid: int, within_s: float = LIMIT_S) -> bool:
             return True
         time.sleep(0.05)
     return False
+
+
+IMPATIENT = """
+import ringleader.node.agent.process as agent
+agent.CONFIG_S = 0.1
+print(flush=True)
+agent.main()
+"""
+
+
+def test_an_agent_waits_for_its_settings_as_long_as_its_parent_lives(
+    config: AgentConfig,
+) -> None:
+    """The parent of a busy machine may need a minute to send them."""
+    for has_settings in (True, False):
+        ours, theirs = socket.socketpair()
+        process = subprocess.Popen(
+            [sys.executable, "-c", IMPATIENT, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        theirs.close()
+        with AgentClient(ours) as agent:
+            assert process.stdout is not None
+            process.stdout.readline()
+            time.sleep(0.5)
+            if has_settings:
+                deadline = Deadline.after(LIMIT_S)
+                agent.send(config, deadline)
+                assert agent.receive(deadline) == RequestDone()
+        _, said = process.communicate(timeout=LIMIT_S)
+        assert (process.returncode, said) == (0 if has_settings else 1, b"")
+
+
+def test_a_slow_start_of_an_agent_is_explained(
+    config: AgentConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    slow = tmp_path / "python"
+    slow.write_text(f'#!/bin/sh\nsleep 1; exec {sys.executable} "$@"\n')
+    slow.chmod(0o755)
+    monkeypatch.setattr(agent_process, "SLOW_S", 0.1)
+    monkeypatch.setattr(sys, "executable", str(slow))
+    with AgentProcess.start(config) as agent:
+        assert agent.is_alive
+    assert "is still starting" in caplog.text
 
 
 def test_a_lone_agent_forms_a_round_of_one_and_describes_itself(

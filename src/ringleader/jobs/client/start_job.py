@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from ringleader.deadline import OWN_PROCESS_S
 from ringleader.errors import ConfigError, ProtocolError, RingleaderError
 from ringleader.jobs.client.channel import Channel
 from ringleader.jobs.client.job_requests import stop_everywhere
@@ -41,7 +42,8 @@ ANSWER_S = 120.0
 """How long a machine may take to compare its files with the list."""
 PREPARE_S = 900.0
 """How long it may take to unpack, and to look at its environment."""
-START_S = 120.0
+START_S = OWN_PROCESS_S + 60.0
+"""How long its supervisor may take to start; a machine that is lost is noticed."""
 
 Say = Callable[[str], None]
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ringleader import settings
-from ringleader.deadline import Deadline
+from ringleader.deadline import OWN_PROCESS_S, Deadline
 from ringleader.errors import PeerLost, PeerRefused, ProtocolError
 from ringleader.ids import NodeId
 from ringleader.jobs.machine.job_folder import JobFolder, find_jobs, jobs_directory
@@ -27,7 +27,7 @@ from ringleader.jobs.machine.output_stream import (
     send_output,
     without_output,
 )
-from ringleader.jobs.machine.preparation import SUPERVISOR_S, Machine, prepare_job
+from ringleader.jobs.machine.preparation import Machine, prepare_job
 from ringleader.jobs.machine.project_transfer import project_store
 from ringleader.jobs.machine.result_files import send_files
 from ringleader.jobs.protocol.job_record import JobRecord, JobState
@@ -214,7 +214,7 @@ async def _wait_until_started(folder: JobFolder) -> None:
 
     Raises ``ConfigError`` if it is gone then.
     """
-    deadline = Deadline.after(SUPERVISOR_S)
+    deadline = Deadline.after(OWN_PROCESS_S)
     while not deadline.is_over():
         if folder.read().state != JobState.PREPARED:
             return

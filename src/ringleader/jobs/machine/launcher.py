@@ -13,9 +13,9 @@ from ringleader.node.launch.end_with_parent import end_with_parent
 from ringleader.node.launch.warm_run import warm_command
 from ringleader.settings.job import JobSettings
 
-START_S = 120.0
+START_S = 300.0
 """How long the machines of a job wait for each other: all are up already, but a busy
-one may need a minute to import torch."""
+one may need minutes to import torch. One that is lost meanwhile costs this once."""
 
 
 def launcher_command(record: JobRecord) -> list[str]:

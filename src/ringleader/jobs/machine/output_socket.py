@@ -17,7 +17,7 @@ from ringleader.jobs.protocol.job_spec import TerminalSize
 from ringleader.node.protocol.socket_path import short_path
 
 READ_BYTES = 64 << 10
-ASK_S = 10.0
+ASK_S = 120.0
 MAX_RANK = 1 << 19
 
 OnOutput = Callable[[str, bytes], None]

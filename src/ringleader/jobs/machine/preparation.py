@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from ringleader.deadline import Deadline
+from ringleader.deadline import OWN_PROCESS_S, Deadline
 from ringleader.errors import ConfigError, ProtocolError
 from ringleader.identity.storage.home import FileLock
 from ringleader.ids import NodeId
@@ -45,7 +45,6 @@ START_WITHIN_S = 900.0
 """How long a prepared job waits for the other machines to be prepared."""
 CHECK_S = 0.2
 """How often a job that waits to be started asks whether it still may."""
-SUPERVISOR_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,14 +207,14 @@ async def _wait_until_running(
     folder: JobFolder, process: subprocess.Popen[bytes]
 ) -> None:
     try:
-        async with asyncio.timeout(SUPERVISOR_S):
+        async with asyncio.timeout(OWN_PROCESS_S):
             while folder.stored().state == JobState.PREPARED:
                 if process.poll() is not None:
                     raise ConfigError(_supervisor_failed(folder))
                 await asyncio.sleep(0.02)
     except TimeoutError as exc:
         process.kill()
-        text = f"its supervisor did not start within {SUPERVISOR_S:g} s"
+        text = f"its supervisor did not start within {OWN_PROCESS_S:g} s"
         raise ConfigError(f"job {folder.id}: {text}") from exc
 
 

@@ -40,7 +40,6 @@ from ringleader.settings.tls_files import tls_files
 
 LEAVE_S = 2.0
 """Limit for leaving the cluster when the agent ends."""
-CONFIG_S = 10.0
 
 
 async def run_agent(sock: socket.socket, config: AgentConfig) -> int:
@@ -167,9 +166,10 @@ def main() -> None:
     sock = take_socket(sys.argv[1:])
     # The parent decides when the agent ends. SIGTERM is for a user who wants it gone.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sock.setblocking(True)
-    sock.settimeout(CONFIG_S)
+    sock.setblocking(True)  # without a limit: a parent that ends closes its end
     size = int.from_bytes(sock.recv(framing.PREFIX_BYTES, socket.MSG_WAITALL), "little")
+    if size == 0:  # it ended before it could say anything
+        sys.exit(1)
     config = CONFIG.decode(sock.recv(min(size, 1 << 16), socket.MSG_WAITALL))
     sock.setblocking(False)
     gc.freeze()  # to look through what was imported would block the loop for 20 ms

@@ -6,7 +6,9 @@ the other nodes.
 
 from __future__ import annotations
 
+import logging
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -14,7 +16,7 @@ import weakref
 from pathlib import Path
 from typing import Self
 
-from ringleader.deadline import Deadline
+from ringleader.deadline import OWN_PROCESS_S, Deadline
 from ringleader.errors import ConfigError, PeerLost, PeerUnreachable
 from ringleader.node.protocol.agent_client import AGENT, AgentClient
 from ringleader.node.protocol.agent_config import (
@@ -26,9 +28,12 @@ from ringleader.node.protocol.local_requests import RequestFailed
 from ringleader.node.protocol.resident_record import LOG
 from ringleader.node.protocol.socket_handover import start_with_socket
 
-START_S = 30.0
-"""An agent starts in half a second; a machine that swaps may need longer."""
-CLOSE_S = 5.0
+SLOW_S = 30.0
+"""An agent starts in half a second; after this long the user is told why we wait."""
+CLOSE_S = 30.0
+"""An agent leaves within two seconds; one that is killed is lost for the others."""
+
+log = logging.getLogger(__name__)
 
 _open_agents: weakref.WeakSet[AgentClient] = weakref.WeakSet()
 
@@ -64,9 +69,9 @@ def _start(
     if not config.is_resident:
         return start_with_socket(command, sock)
     path = make_run_directory(Path(config.home)) / LOG
-    with open(path, "wb", opener=_private) as log:
+    with open(path, "wb", opener=_private) as file:
         # Not in the user's folder: it may be removed, or on a disk to be unmounted.
-        return start_with_socket(command, sock, log=log, folder=config.home)
+        return start_with_socket(command, sock, log=file, folder=config.home)
 
 
 def _private(path: str, flags: int) -> int:
@@ -118,8 +123,10 @@ class AgentProcess(AgentClient):
         return agent
 
     def _configure(self, config: AgentConfig) -> None:
-        deadline = Deadline.after(START_S)
+        deadline = Deadline.after(OWN_PROCESS_S)
         self.send(config, deadline)
+        if not select.select([self._sock], [], [], SLOW_S)[0]:
+            log.warning("%s is still starting: this machine is very busy", AGENT)
         first = self.receive(deadline)
         if isinstance(first, RequestFailed):
             raise first.to_error()

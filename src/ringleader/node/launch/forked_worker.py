@@ -21,8 +21,9 @@ from ringleader.node.launch.fork_client import FORWARDED, LENGTH_BYTES
 
 _PEER = struct.Struct("3i")
 """Process, user and group of the peer of a Unix socket."""
-RECEIVE_S = 10.0
-"""Limit for a client, which sends its request in one go."""
+RECEIVE_S = 120.0
+"""Limit for a client, which sends its request in one go, unless the machine is very
+busy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ from ringleader.node.protocol.snapshot import Snapshot
 MAX_NODES = 64
 WAIT_S = 10.0
 TIMEOUT_S = 300.0
-SNAPSHOT_S = 10.0
+SNAPSHOT_S = 60.0
 
 
 def join(  # noqa: PLR0913 - all are options, and are given by name

@@ -44,7 +44,9 @@ GATHER_S = 20.0
 CHECK_EVERY_S = 0.5
 """How often to ask meanwhile whether the round still stands."""
 POLL_S = 0.02
-ASK_S = 10.0
+ASK_S = 60.0
+"""An agent answers in milliseconds, if its machine is not very busy; the connection to
+one that was given up cannot be used again. One that ends closes it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,10 @@ from ringleader.settings.tls_files import tls_files
 
 CONNECT_S = 20.0
 """An agent answers in milliseconds; on a machine that swaps it may take long."""
-STOP_S = 10.0
+RUN_S = 120.0
+"""The same for a run, which trains alone if it gives the agent up. One that has ended
+refuses at once."""
+STOP_S = 30.0
 """How long the agent may take to leave the cluster before it is killed."""
 _POLL_S = 0.02
 
@@ -120,7 +123,7 @@ def set_jobs_permission(agent: AgentClient, *, allowed: bool) -> None:
 def _busy_with(agent: AgentClient, job: str) -> str:
     """Return why the agent cannot take part in ``job`` for us; '': it can."""
     try:
-        seen = ask_snapshot(agent)
+        seen = ask_snapshot(agent, RUN_S)
     except PeerError as exc:
         return str(exc)
     mine = next(row for row in seen.nodes if row.is_here)

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 
+from ringleader.deadline import OWN_PROCESS_S
 from ringleader.node.protocol.node_addresses import is_loopback
 from ringleader.node.worker.shared_probe import Probe, SharedProbe
 from ringleader.transport.listening_socket import listen
@@ -21,7 +22,6 @@ from ringleader.transport.listening_socket import listen
 MAX_CONNECTIONS = 32
 MAX_REQUEST_BYTES = 8 << 10
 REQUEST_S = 5.0
-START_S = 30.0
 CLOSE_S = 5.0
 
 _PHRASES = {
@@ -64,7 +64,7 @@ class HealthServer:
             daemon=True,
         )
         self._thread.start()
-        opened.result(START_S)
+        opened.result(OWN_PROCESS_S)
 
     def close(self) -> None:
         """Stop listening. Idempotent."""

@@ -19,6 +19,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 
+from ringleader.deadline import OWN_PROCESS_S
 from ringleader.errors import Expelled, InternalError, RingleaderError
 from ringleader.membership.member import Member, ViewId
 from ringleader.node.peering.peer_connection import (
@@ -32,7 +33,6 @@ from ringleader.training.control.view_hooks import ServeState, ViewHooks
 from ringleader.training.control.work_watch import WorkWatch
 from ringleader.transport.listening_socket import listen
 
-START_S = 10.0
 CLOSE_S = 0.5
 LEAVE_S = 2.0
 """For the goodbye and for closing the links."""
@@ -76,9 +76,9 @@ class RunMembership:
         self._selector = selectors.DefaultSelector()
         _running.add(self)
         self._thread.start()
-        if not self._started.wait(START_S):
+        if not self._started.wait(OWN_PROCESS_S):
             text = f"the control thread of run {self.config.run!r} did not start"
-            raise InternalError(f"{text} within {START_S:g} s")
+            raise InternalError(f"{text} within {OWN_PROCESS_S:g} s")
         self.check()
         return self.port
 
