@@ -265,6 +265,41 @@ def test_descriptors_of_a_broken_request_are_closed() -> None:
     assert len(os.listdir("/proc/self/fd")) == before - 2
 
 
+STRANGER = """
+import socket, sys
+listening = socket.socket(socket.AF_UNIX)
+listening.bind("\\0" + sys.argv[1])
+listening.listen()
+print(flush=True)
+said, _, _, _ = socket.recv_fds(listening.accept()[0], 4096, 3)
+print(said)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has another user's processes")
+def test_a_server_of_another_user_gets_nothing() -> None:
+    """It has taken the name of one that has ended."""
+    name = f"ringleader-fork-test-{os.getpid()}"
+    stranger = subprocess.Popen(
+        ["/usr/bin/env", "python3", "-c", STRANGER, name],
+        stdout=subprocess.PIPE,
+        text=True,
+        user=65534,
+        cwd="/",
+    )
+    assert stranger.stdout is not None
+    if stranger.stdout.readline() != "\n":
+        stranger.communicate(timeout=300)
+        pytest.skip("another user may run no Python here")
+    command = fork_server.fork_command(name, ["/bin/echo", "by itself"])
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert "of user 65534 has taken its name" in done.stderr
+    assert (done.returncode, done.stdout) == (0, "by itself\n")
+    assert stranger.communicate(timeout=300)[0] == "b''\n"
+
+
 def test_a_kernel_without_pidfd_cannot_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_pid: int) -> int:
         raise OSError(errno.ENOSYS, "not implemented")

@@ -12,11 +12,14 @@ import json
 import os
 import signal
 import socket
+import struct
 import sys
 from types import FrameType
 
 LENGTH_BYTES = 4
 STATUS_BYTES = 4
+PEER = struct.Struct("3i")
+"""Process, user and group of the peer of a Unix socket."""
 FORWARDED = [
     getattr(signal, name)
     for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
@@ -29,6 +32,7 @@ def main(name: str, command: list[str]) -> None:
     server = socket.socket(socket.AF_UNIX)
     try:
         server.connect(f"\0{name}")
+        _check_owner(server)
     except OSError as exc:
         text = f"no fork server {name} ({exc}); this worker imports torch itself"
         sys.stderr.write(f"ringleader: {text}\n")
@@ -46,6 +50,18 @@ def main(name: str, command: list[str]) -> None:
     if len(reply) < STATUS_BYTES:
         sys.exit("ringleader: the fork server ended before this worker")
     _end_like(os.waitstatus_to_exitcode(int.from_bytes(reply, "little")))
+
+
+def _check_owner(server: socket.socket) -> None:
+    """Raise ``OSError`` unless our own user listens there.
+
+    Anybody may take a name in the abstract namespace once its server has ended, and
+    would get our streams and our command, and decide how we end.
+    """
+    peer = server.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
+    pid, user, _ = PEER.unpack(peer)
+    if user != os.geteuid():
+        raise PermissionError(f"process {pid} of user {user} has taken its name")
 
 
 def _request(server: socket.socket, command: list[str]) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import socket
-import struct
 import sys
 import traceback
 from dataclasses import dataclass
@@ -17,10 +16,8 @@ from typing import NoReturn
 from ringleader import settings
 from ringleader.node.launch import worker_main
 from ringleader.node.launch.end_with_parent import kill_on_death_of_parent
-from ringleader.node.launch.fork_client import FORWARDED, LENGTH_BYTES
+from ringleader.node.launch.fork_client import FORWARDED, LENGTH_BYTES, PEER
 
-_PEER = struct.Struct("3i")
-"""Process, user and group of the peer of a Unix socket."""
 RECEIVE_S = 120.0
 """Limit for a client, which sends its request in one go, unless the machine is very
 busy."""
@@ -45,8 +42,8 @@ def receive(client: socket.socket) -> Request:
     another user.
     """
     client.settimeout(RECEIVE_S)
-    peer = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-    pid, user, _ = _PEER.unpack(peer)
+    peer = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
+    pid, user, _ = PEER.unpack(peer)
     if user != os.geteuid():
         raise PermissionError(f"process {pid} belongs to user {user}")
     size, streams, _, _ = socket.recv_fds(client, LENGTH_BYTES, 3)
