@@ -79,7 +79,8 @@ FLAGS = {
     "--scale-rate --no-scale-rate --warmup --aggregate --clip --max-move --outer "
     "--batch-size --seed --codec --weights-codec --checkpoint-every",
     "work": "link --pin --pin-file --server --server-file --task --name --device "
-    "--threads --codec --weights-codec --max-batch-size --max-data --cluster --json",
+    "--threads --codec --weights-codec --max-batch-size --max-data --minutes "
+    "--updates --cluster --json",
     "evaluate": "task --weights --version --export --picture --samples --device --json",
     "bench": "--ranks --sizes --operations --transport --peers --rounds --algorithms "
     "--lan --rate --quick --no-quick --out --json",

@@ -23,12 +23,13 @@ if TYPE_CHECKING:  # slow to import; --help needs none of them
     from ringleader.paramserver.server.run import Run, ServerOptions
 
 _Flag = typer.Option
+_TASKS = "digits, mnist, chars:FILE, images:DIR or a .py file"
 
 
 def serve(  # noqa: PLR0913 # one argument per flag
     task: Annotated[
         str,
-        typer.Argument(help="digits, mnist, chars:FILE, images:DIR or a .py file."),
+        typer.Argument(help=f"{_TASKS}."),
     ] = "",
     workers: Annotated[int, _Flag(help="Workers that share a round.", min=0)] = 0,
     rounds: Annotated[int, _Flag(help="Rounds to train.", min=0)] = 0,
@@ -144,7 +145,7 @@ def serve(  # noqa: PLR0913 # one argument per flag
     """Serve a training run to workers on the internet."""
     with exit_on_error("serve"):
         require_extra("internet")
-        task = task or _ask("Task (digits, chars:FILE, a .py file): ", "TASK")
+        task = task or _ask(f"Task ({_TASKS}): ", f"TASK is missing: {_TASKS}")
         workers = workers or _ask_number("How many workers? ", "--workers")
         rounds = rounds or _ask_number("How many rounds? ", "--rounds")
         from ringleader.identity.server_certificate import ServerCertificate
@@ -263,16 +264,15 @@ def _serve_until_done(run: Run, serving: HttpServer) -> None:
     raise typer.Exit(130)
 
 
-def _ask(question: str, flag: str) -> str:
+def _ask(question: str, missing: str) -> str:
     """Ask the user for a missing argument; ConfigError if nobody can be asked."""
-    missing = f"{flag} is missing"
     if not is_interactive():
         raise ConfigError(missing)
     return prompt(question, missing).reveal().strip()
 
 
 def _ask_number(question: str, flag: str) -> int:
-    text = _ask(question, flag)
+    text = _ask(question, f"{flag} is missing")
     if not (text.isascii() and text.isdigit() and int(text) > 0):
         raise ConfigError(f"{flag}: {text!r} must be a whole number above 0")
     return int(text)

@@ -20,6 +20,7 @@ from ringleader.cli.terminal import (
     warn_of_process_list,
 )
 from ringleader.cli.units import format_bytes, format_seconds
+from ringleader.errors import ConfigError
 
 if TYPE_CHECKING:  # torch takes a second to import; --help shall not
     from ringleader.identity.secret_value import Secret
@@ -83,6 +84,14 @@ def work(  # noqa: PLR0913 - one argument per flag
     max_data: Annotated[
         float, typer.Option(min=0, help="Most data to get from the server, in GB.")
     ] = 10.0,
+    minutes: Annotated[
+        float,
+        typer.Option(min=0, help="Leave after so many minutes; 0: at the end."),
+    ] = 0.0,
+    updates: Annotated[
+        int,
+        typer.Option(min=0, help="Leave after so many updates; 0: at the end."),
+    ] = 0,
     cluster: Annotated[
         bool,
         typer.Option(
@@ -95,7 +104,7 @@ def work(  # noqa: PLR0913 - one argument per flag
         bool, typer.Option("--json", help="Print the summary as JSON.")
     ] = False,
 ) -> None:
-    """Compute updates for a server until training is over, or Ctrl-C."""
+    """Compute updates for a server until training is over, a limit, or Ctrl-C."""
     with exit_on_error("work"):
         require_extra("internet")
         links = [*([link] if link else []), *(server or [])]
@@ -120,7 +129,12 @@ def work(  # noqa: PLR0913 - one argument per flag
             ask_pin=_ask_pin if is_interactive() else None,
             max_batch_size=max_batch_size,
             max_data_bytes=int(max_data * 1e9),
+            most_seconds=60 * minutes,
+            most_updates=updates,
         )
+        if cluster and (minutes or updates):
+            text = "--minutes and --updates are for a worker of one machine"
+            raise ConfigError(f"{text}; end a cluster by Ctrl-C")
         _set_threads(threads)
         with exit_on_sigterm():
             _until_done(wanted, address, is_cluster=cluster, as_json=as_json)
@@ -158,8 +172,7 @@ def _until_done(
         with observe() as observer:
             worker = _worker(wanted, address, observer, is_cluster=is_cluster)
             try:
-                worker.run()
-                is_done = True
+                is_done = worker.run()
             finally:
                 worker.close()
     except KeyboardInterrupt:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hmac
 import socket
 import ssl
@@ -110,6 +111,28 @@ def test_every_codec_is_accepted(tmp_path: Path, codec: str) -> None:
     moved = (MANIFEST.values(model()) - weights_in(tmp_path)) / 0.25
     rest = np.linalg.norm(moved - sent) / np.linalg.norm(sent)
     assert rest < {"onebit": 0.7, "topk": 0.7, "sparseloco": 0.95}.get(codec, 0.02)
+
+
+def test_a_client_without_zstd_takes_and_sends_gzip(tmp_path: Path) -> None:
+    """Was: weights that compress well came as zstd only."""
+    with server(tmp_path, rounds=1) as served, served.clients(1) as (anna,):
+        found = {
+            frame: anna.http.get(f"/v1/weights/0?frame={frame}", headers=anna.headers)
+            for frame in ("zstd", "gzip", "none")
+        }
+        assert len({answer.headers["etag"] for answer in found.values()}) == 3
+        plain = found["none"].content
+        assert plain[8:9] == b"{", "safetensors itself"
+        body = found["gzip"].content
+        assert (gzip.decompress(body) if body[:2] == b"\x1f\x8b" else body) == plain
+        refused = anna.http.get("/v1/weights/0?frame=rar", headers=anna.headers)
+        assert refused.status_code == 400
+        work = anna.work()
+        assert work is not None
+        sent = gzip.compress(update_body(0, 0))
+        assert anna.put(work, sent).json()["counted"] is True
+    moved = (MANIFEST.values(model()) - weights_in(tmp_path)) / 0.25
+    assert np.allclose(moved, gradient(0, 0), atol=1e-5)
 
 
 def test_unchanged_weights_are_not_sent_again_and_broken_ones_resumed(

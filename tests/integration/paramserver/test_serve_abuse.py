@@ -22,7 +22,7 @@ import pytest
 import torch
 
 from ringleader.errors import ConfigError
-from ringleader.paramserver.protocol import bodies, join_link, zstd_body
+from ringleader.paramserver.protocol import bodies, compressed_body, join_link
 from ringleader.paramserver.protocol.bodies import Update
 from ringleader.paramserver.server import quarantined_sources
 from ringleader.paramserver.server.admission import PIN_ATTEMPTS
@@ -61,7 +61,7 @@ def _update(value: float, size: int = MANIFEST.num_parameters) -> bytes:
 
 
 def _zstd_bomb() -> bytes:
-    return zstd_body.compress(bytes(64 << 20), 19)
+    return compressed_body.compress(bytes(64 << 20), 19)
 
 
 INVALID: dict[str, Callable[[], bytes]] = {
@@ -69,6 +69,7 @@ INVALID: dict[str, Callable[[], bytes]] = {
     "torch.save": _torch_save,
     "gzip of torch.save": lambda: zlib.compress(_torch_save(), wbits=31),
     "zstd bomb": _zstd_bomb,
+    "gzip bomb": lambda: zlib.compress(bytes(2 << 20), 9, 31),
     "wrong shape": lambda: _update(0.1, MANIFEST.num_parameters - 1),
     "NaN": lambda: _update(np.nan),
     "1e30": lambda: _update(1e30),
@@ -535,7 +536,7 @@ def test_a_client_that_reads_nothing_is_disconnected(
     monkeypatch.setattr(connection_limits, "STALL_S", 0.4)
     with server(tmp_path, rounds=1) as served, served.clients(1) as (anna,):
         large = memoryview(bytes(64 << 20))  # more than any socket buffers
-        monkeypatch.setitem(served.training._bodies, "none", (0, large))
+        monkeypatch.setitem(served.training._bodies, ("none", "zstd"), (0, large))
         with raw(served) as line:
             token = f"Authorization: Bearer {anna.token}"
             line.sendall(_head("/v1/weights/0", token))

@@ -525,3 +525,31 @@ def test_other_modes_and_codecs_learn_as_well(
     found = evaluate(DIGITS, model, torch.device("cpu"))
     assert found.accuracy is not None
     assert found.accuracy >= 0.95
+
+
+def work_for(url: str, **limits: float) -> tuple[bool, Worker]:
+    """Run a worker with limits; return whether training was over, and the worker."""
+    wanted = WorkerSettings(name="brief", device="cpu", **limits)  # type: ignore[arg-type]
+    worker = Worker.open(wanted, ServerAddress.from_links([url]), RecordingObserver())
+    try:
+        return worker.run(), worker
+    finally:
+        worker.close()
+
+
+def test_a_worker_leaves_after_the_updates_and_the_time_that_its_user_gives(
+    tmp_path: Path,
+) -> None:
+    """Also while it waits for others to begin, and for a server that is gone."""
+    with serving(tmp_path / "one", Plan(rounds=9, workers=1)) as server:
+        is_done, worker = work_for(server.url, most_updates=3)
+        assert (is_done, worker.totals.counted, server.version) == (False, 3, 3)
+        members = server.run.app.training.scheduler.workers.values()
+        assert [member.has_left for member in members] == [True]
+        is_done, worker = work_for(server.url, most_updates=99, most_seconds=3600)
+        assert (is_done, worker.totals.counted, server.version) == (True, 6, 9)
+    with serving(tmp_path / "two", Plan(rounds=9, workers=2)) as server:
+        is_done, worker = work_for(server.url, most_seconds=0.5)
+        assert (is_done, worker.totals.counted, server.version) == (False, 0, 0)
+    is_done, _ = work_for(server.url, most_seconds=0.5)
+    assert not is_done

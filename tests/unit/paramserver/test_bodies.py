@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import pickle
@@ -17,8 +18,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ringleader.errors import ConfigError, ProtocolError
-from ringleader.paramserver.protocol import bodies, zstd_body
+from ringleader.paramserver.protocol import bodies, compressed_body
 from ringleader.paramserver.protocol.bodies import Update
+from ringleader.paramserver.protocol.compressed_body import FRAMES
 from ringleader.paramserver.protocol.manifest import Manifest
 from ringleader.paramserver.server.global_weights import GlobalWeights
 from ringleader.paramserver.server.outer_optimizer import OuterOptimizer
@@ -100,7 +102,7 @@ def test_weights_are_decoded(codec: str) -> None:
 def test_weights_are_ordinary_safetensors() -> None:
     tensors = MANIFEST.tensors(MODEL)
     body = bodies.pack_weights(MANIFEST, tensors)
-    read = safetensors.torch.load(bytes(zstd_body.unpack(body, 1 << 20)))
+    read = safetensors.torch.load(bytes(compressed_body.unpack(body, 1 << 20)))
     assert all(torch.equal(read[name], tensors[name]) for name in tensors)
     theirs = safetensors.torch.save({n: t.clone() for n, t in tensors.items()})
     ours = bodies.read_weights(MANIFEST, theirs)
@@ -109,9 +111,9 @@ def test_weights_are_ordinary_safetensors() -> None:
 
 def test_compressible_bodies_are_compressed_and_noise_is_not() -> None:
     zeros = Update(np.zeros(MANIFEST.num_parameters, np.float32), update().buffers)
-    assert bodies.pack_update(MANIFEST, zeros)[:4] == zstd_body.MAGIC
+    assert bodies.pack_update(MANIFEST, zeros)[:4] == compressed_body.MAGIC
     body = bodies.pack_update(MANIFEST, update())
-    assert body[:4] != zstd_body.MAGIC
+    assert body[:4] != compressed_body.MAGIC
 
 
 def _torch_save() -> bytes:
@@ -164,10 +166,16 @@ INVALID = {
     ),
     "too long": plain() + b"\0",
     "too short": plain()[:-1],
-    "half a frame": zstd_body.compress(plain())[:-4],
-    "a frame and more": zstd_body.compress(plain()) + b"x",
-    "two frames": 2 * zstd_body.compress(plain()),
-    "no frame": zstd_body.MAGIC + b"\xff" * 40,
+    "half a frame": compressed_body.compress(plain())[:-4],
+    "a frame and more": compressed_body.compress(plain()) + b"x",
+    "two frames": 2 * compressed_body.compress(plain()),
+    "no frame": compressed_body.MAGIC + b"\xff" * 40,
+    "half of gzip": gzip.compress(plain())[:-4],
+    "gzip with a wrong sum": gzip.compress(plain())[:-8] + bytes(8),
+    "gzip and more": gzip.compress(plain()) + b"x",
+    "two members of gzip": 2 * gzip.compress(plain()),
+    "no gzip": b"\x1f\x8b\x08" + b"\xff" * 40,
+    "gzip of zstd": gzip.compress(compressed_body.compress(plain())),
 }
 
 
@@ -197,9 +205,13 @@ def test_cut_and_changed_bodies_never_raise_anything_else(codec: str) -> None:
         assert read.parameters.shape == (TOTAL,)
 
 
-def test_a_decompression_bomb_is_stopped_at_the_limit() -> None:
-    bomb = zstd_body.compress(bytes(64 << 20), 19)
-    assert len(bomb) < 64 << 10
+@pytest.mark.parametrize(
+    "bomb",
+    [compressed_body.compress(bytes(64 << 20), 19), gzip.compress(bytes(64 << 20))],
+    ids=["zstd", "gzip"],
+)
+def test_a_decompression_bomb_is_stopped_at_the_limit(bomb: bytes) -> None:
+    assert len(bomb) < 70_000
     tracemalloc.start()
     with pytest.raises(ProtocolError, match="more than"):
         bodies.read_update(MANIFEST, bytearray(bomb), "none")
@@ -208,10 +220,30 @@ def test_a_decompression_bomb_is_stopped_at_the_limit() -> None:
     assert peak < 8 << 20
 
 
+def test_gzip_stands_for_zstd_where_a_client_has_none() -> None:
+    """A header of safetensors with the first bytes of gzip is no gzip."""
+    sent = update()
+    body = bodies.pack_update(MANIFEST, sent)
+    found = bodies.read_update(MANIFEST, gzip.compress(body), "none")
+    assert np.array_equal(found.parameters, sent.parameters)
+
+    tensors = MANIFEST.tensors(nn.Sequential(*MODEL))
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    kinds = {f: bodies.pack_weights(MANIFEST, zeros, "none", f) for f in FRAMES}
+    assert bytes(kinds["gzip"][:3]) == b"\x1f\x8b\x08"
+    assert gzip.decompress(kinds["gzip"]) == bytes(kinds["none"])
+    assert kinds["zstd"][:4] == compressed_body.MAGIC
+    for kind in kinds.values():
+        assert bodies.read_weights(MANIFEST, kind).keys() == zeros.keys()
+
+    plain = struct.pack("<Q", 0x088B1F) + b"{}".ljust(0x088B1F)
+    assert compressed_body.unpack(plain, 1 << 20) == plain
+
+
 def test_a_frame_that_wants_a_large_window_is_refused() -> None:
     head = bytes([0x28, 0xB5, 0x2F, 0xFD, 0x00, (27 - 10) << 3])
     with pytest.raises(ValueError, match="frame"):
-        zstd_body.unpack(head + b"\x01\x00\x00", 1 << 20)
+        compressed_body.unpack(head + b"\x01\x00\x00", 1 << 20)
 
 
 @pytest.mark.parametrize("places", [[3, 2], [2, 2], [0, TOTAL], [0, 65535]], ids=str)

@@ -18,7 +18,7 @@ from ringleader.codec.sparse_chunks import SparseChunks
 from ringleader.compression import sparse_format as sparse
 from ringleader.compression.topk import topk_count, topk_indices
 from ringleader.errors import ConfigError, ProtocolError
-from ringleader.paramserver.protocol import zstd_body
+from ringleader.paramserver.protocol import compressed_body
 from ringleader.paramserver.protocol.manifest import DTYPES, Manifest, Vector
 from ringleader.wire import tensor_file
 from ringleader.wire.tensor_file import TensorData, TensorSpec
@@ -76,17 +76,17 @@ def pack_update(manifest: Manifest, update: Update, codec: str = "none") -> byte
         parts.append(
             TensorData(_BUFFERS, TensorSpec("F32", (len(buffers),)), _view(buffers))
         )
-    return bytes(zstd_body.pack(tensor_file.write(parts)))
+    return bytes(compressed_body.pack(tensor_file.write(parts)))
 
 
 def max_update_bytes(manifest: Manifest) -> int:
     """Return the largest size of the body of an update, in any codec."""
     most = max(max_bytes(manifest, name) for name in CODECS)
-    return most + most // 128 + 4096  # a zstd frame of noise is a little longer than it
+    return most + most // 128 + 4096  # a frame of noise is a little longer than it
 
 
 def max_bytes(manifest: Manifest, codec: str) -> int:
-    """Return the largest size of an update without its zstd frame."""
+    """Return the largest size of an update without its frame."""
     total = manifest.num_parameters
     if codec == _TOPK:
         length = sparse.num_bytes(total, _max_entries(total))
@@ -103,7 +103,7 @@ def read_update(
     if codec not in CODECS:
         raise ProtocolError("the worker", f"there is no codec {codec[:40]!r}")
     try:
-        file = zstd_body.unpack(body, max_bytes(manifest, codec))
+        file = compressed_body.unpack(body, max_bytes(manifest, codec))
         if codec == _TOPK:
             return _read_sparse(manifest, file)
         found = tensor_file.read(file, _update_specs(manifest, codec))
@@ -115,7 +115,10 @@ def read_update(
 
 
 def pack_weights(
-    manifest: Manifest, tensors: dict[str, Tensor], codec: str = "none"
+    manifest: Manifest,
+    tensors: dict[str, Tensor],
+    codec: str = "none",
+    frame: str = "zstd",
 ) -> memoryview:
     """Encode weights as a body."""
     parts = []
@@ -128,7 +131,7 @@ def pack_weights(
         spec = TensorSpec(DTYPES[entry.dtype], entry.shape)
         raw = tensors[entry.name].contiguous().reshape(-1).view(torch.uint8).numpy()
         parts.append(TensorData(entry.name, spec, _view(raw)))
-    return zstd_body.pack(tensor_file.write(parts))
+    return compressed_body.pack(tensor_file.write(parts), frame)
 
 
 def read_weights(
@@ -137,7 +140,7 @@ def read_weights(
     """Decode a body of weights to tensors by name; ProtocolError if it is not valid."""
     specs = _weights_specs(manifest, codec)
     try:
-        file = zstd_body.unpack(body, tensor_file.max_bytes(specs))
+        file = compressed_body.unpack(body, tensor_file.max_bytes(specs))
         found = tensor_file.read(file, specs)
         return _tensors(manifest, found, codec)
     except ValueError as exc:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from ringleader.paramserver.protocol import bodies, messages
+from ringleader.paramserver.protocol import bodies, compressed_body, messages
 from ringleader.paramserver.protocol.join_link import JOIN_SCHEME
 
 _MESSAGES = (
@@ -202,6 +202,7 @@ DESCRIPTION: dict[str, Any] = {
                 "parameters": [
                     _path("version"),
                     _query("codec", {"enum": list(bodies.WEIGHTS_CODECS)}),
+                    _query("frame", {"enum": list(compressed_body.FRAMES)}),
                 ],
                 "responses": {
                     "200": {"description": "safetensors", "content": _TENSORS},

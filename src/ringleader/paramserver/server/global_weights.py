@@ -89,10 +89,10 @@ class GlobalWeights:
         self.use(self.aggregation)
         self._norm_limit = None
 
-    def pack(self, codec: str = "none") -> memoryview:
+    def pack(self, codec: str = "none", frame: str = "zstd") -> memoryview:
         """Encode the weights as the body that workers download."""
         tensors = self.manifest.tensors(self.model)
-        return bodies.pack_weights(self.manifest, tensors, codec)
+        return bodies.pack_weights(self.manifest, tensors, codec, frame)
 
     def _move_buffers(self, mean: Vector, weight: float) -> None:
         if not self.manifest.num_buffers:

@@ -49,7 +49,7 @@ class Training:
         self.traffic = Traffic()
         self._norms = UpdateNorms()
         self._quarantined = QuarantinedSources()
-        self._bodies: dict[str, tuple[int, memoryview]] = {}
+        self._bodies: dict[tuple[str, str], tuple[int, memoryview]] = {}
         self._began_s = time.monotonic()
         self._thread = WeightsThread(self._wake)
         self._lock = asyncio.Lock()
@@ -164,15 +164,16 @@ class Training:
             except TimeoutError:
                 continue
 
-    async def weights_body(self, codec: str) -> tuple[int, memoryview]:
+    async def weights_body(self, codec: str, frame: str) -> tuple[int, memoryview]:
         """Return the current version and its weights as a body."""
         async with self._lock:
-            version, body = self._bodies.get(codec, (-1, memoryview(b"")))
+            kind = (codec, frame)
+            version, body = self._bodies.get(kind, (-1, memoryview(b"")))
             if version != self.scheduler.version:
                 version = self.scheduler.version
-                self._bodies.pop(codec, None)
-                body = await self._thread.run(self.store.weights.pack, codec)
-                self._bodies[codec] = version, body
+                self._bodies.pop(kind, None)
+                body = await self._thread.run(self.store.weights.pack, *kind)
+                self._bodies[kind] = version, body
         return version, body
 
     async def submit(

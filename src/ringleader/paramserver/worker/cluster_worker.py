@@ -38,7 +38,7 @@ class ClusterWorker(Worker):
         worker.cluster = cluster
         return worker
 
-    def run(self) -> None:
+    def run(self) -> bool:
         """Train until the server says that training is over."""
         self._prepare()
         while not self._is_over:
@@ -49,6 +49,7 @@ class ClusterWorker(Worker):
             except LeaderLost:
                 leader = self.cluster.leader
                 self._observer.noted(f"the leader was lost; rank {leader} goes on")
+        return True
 
     def close(self) -> None:
         """Leave the run and the cluster."""

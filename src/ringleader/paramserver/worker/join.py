@@ -54,6 +54,10 @@ class WorkerSettings:
     """Largest batch to agree to; 0: a multiple of the task's batch size."""
     max_data_bytes: int = MAX_DATA_BYTES
     """Largest data to get from the server."""
+    most_seconds: float = 0.0
+    """Time after which it leaves; 0: when training is over."""
+    most_updates: int = 0
+    """Number of updates after which it leaves; 0: when training is over."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,11 @@ server and a lost response are handled alike: send again, after a pause that gro
 
 from __future__ import annotations
 
+import math
 import random
 import ssl
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Self, TypeVar
@@ -121,6 +123,8 @@ class Session:
         """Verifies a self-signed certificate by PIN, and completes the address."""
         self.sent_bytes = 0
         self.received_bytes = 0
+        self.leave_at_s = math.inf
+        """Moment on the monotonic clock from which nothing is tried again."""
         self.address = address
         self._observer = observer
         self._client = client
@@ -255,7 +259,8 @@ class Session:
         asked_s = exc.pause_s if isinstance(exc, TryLater) else 0.0
         wait_s = max(asked_s, backoff_s(failures, random.random()))
         self._observer.waiting(exc.text, wait_s)
-        if self._stopped.wait(wait_s):
+        left_s = self.leave_at_s - time.monotonic()
+        if left_s <= 0 or self._stopped.wait(min(wait_s, left_s)):
             raise exc
         with self._lock:
             if self.address.try_next():

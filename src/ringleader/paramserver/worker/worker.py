@@ -13,6 +13,7 @@ update that is being computed.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from typing import Self
 
@@ -20,7 +21,14 @@ import torch
 from msgspec.structs import replace
 
 from ringleader.deadline import Deadline
-from ringleader.errors import ConfigError, PeerError, PeerRefused, ProtocolError
+from ringleader.errors import (
+    ConfigError,
+    PeerError,
+    PeerLost,
+    PeerRefused,
+    PeerUnreachable,
+    ProtocolError,
+)
 from ringleader.paramserver.protocol.messages import (
     Assignment,
     ErrorAnswer,
@@ -76,6 +84,8 @@ class Worker:
         self._run: JoinAnswer | None = None
         self._refusals = Refusals(observer)
         self._prefetcher: BatchPrefetcher | None = None
+        self._has_left = False
+        """Whether it is done before the training is, as the user wanted."""
         self._held: DownloadedWeights | None = None
         self._download: Download | None = None
         self._ahead: BackgroundCall[DownloadedWeights | Response] | None = None
@@ -92,11 +102,22 @@ class Worker:
             session.pair_by_pin = pairing.run
         return cls(settings, session, observer, device)
 
-    def run(self) -> None:
-        """Join, and train until the server says that training is over."""
-        self._prepare()
-        self._joiner.join()
-        self._train()
+    def run(self) -> bool:
+        """Join, and train until the server says that training is over.
+
+        Returns False if it left before, at a limit of the user's.
+        """
+        if self._settings.most_seconds:
+            self.session.leave_at_s = time.monotonic() + self._settings.most_seconds
+        try:
+            self._prepare()
+            self._joiner.join()
+            self._train()
+        except (PeerUnreachable, PeerLost):
+            if time.monotonic() < self.session.leave_at_s:
+                raise
+            self._has_left = True
+        return not self._has_left
 
     def _prepare(self) -> None:
         self._prepared = prepare_task(self._settings, self.session, self._observer)
@@ -113,6 +134,14 @@ class Worker:
         self.totals.began_s = time.monotonic()
         while (assignment := self._next_assignment()) is not None:
             self._work_on(assignment)
+
+    def _is_at_limit(self) -> bool:
+        """Return whether the user wants no further update of this worker."""
+        sent = self.totals.counted + self.totals.dropped
+        most = self._settings.most_updates
+        return (most > 0 and sent >= most) or (
+            time.monotonic() >= self.session.leave_at_s
+        )
 
     def close(self) -> None:
         """Leave the run if the server can be told at once, and release everything."""
@@ -158,12 +187,16 @@ class Worker:
         return Trainer(task, samples, self._device, seed=seed, is_local=is_local)
 
     def _next_assignment(self) -> Assignment | None:
-        """Request work until there is some; None when training is over."""
-        request = Request("GET", f"/v1/work?wait={_WAIT_S}")
+        """Request work until there is some; None when this worker is done."""
         if self._run is not None and self.totals.version >= self._run.rounds:
-            return self._last_answer(request)
+            return self._last_answer(Request("GET", f"/v1/work?wait={_WAIT_S}"))
         while True:
+            if self._is_at_limit():  # here, between two updates, nothing is lost
+                self._has_left = True
+                return None
             asked_s = time.monotonic()
+            wait_s = math.ceil(min(_WAIT_S, self.session.leave_at_s - asked_s))
+            request = Request("GET", f"/v1/work?wait={wait_s}")
             response = self.session.send(request)
             if response.status == 401:
                 self._joiner.rejoin()

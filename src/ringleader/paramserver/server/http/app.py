@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from ringleader.errors import RingleaderError
 from ringleader.identity.cluster_secret import clean_name
-from ringleader.paramserver.protocol import bodies
+from ringleader.paramserver.protocol import bodies, compressed_body
 from ringleader.paramserver.protocol.messages import (
     Assignment,
     Difference,
@@ -221,17 +221,21 @@ class App:
         codec = request.query_params.get("codec", "none")
         if codec not in bodies.WEIGHTS_CODECS:
             raise malformed(f"codec is none of {', '.join(bodies.WEIGHTS_CODECS)}")
+        frame = request.query_params.get("frame", "zstd")
+        if frame not in compressed_body.FRAMES:
+            raise malformed(f"frame is none of {', '.join(compressed_body.FRAMES)}")
+        kind = codec if frame == "zstd" else f"{codec}-{frame}"
         scheduler = self.training.scheduler
         if scheduler.plan.is_bulk and wanted != scheduler.version:
             raise stale(scheduler.version)
-        if request.headers.get("if-none-match") == _etag(scheduler.version, codec):
+        if request.headers.get("if-none-match") == _etag(scheduler.version, kind):
             scheduler.use_newest_weights(worker)
             return self._with_version(Response(status_code=304))
-        version, body = await self.training.weights_body(codec)
+        version, body = await self.training.weights_body(codec, frame)
         if scheduler.plan.is_bulk and wanted != version:
             raise stale(scheduler.version)
         scheduler.use_newest_weights(worker)
-        return self._send_weights(request, worker, body, (version, codec))
+        return self._send_weights(request, worker, body, (version, kind))
 
     def _send_weights(
         self, request: Request, worker: str, body: memoryview, what: tuple[int, str]
@@ -295,5 +299,5 @@ async def _disconnected(request: Request, exc: Exception) -> Response:
     return Response(status_code=499)
 
 
-def _etag(version: int, codec: str) -> str:
-    return f'"{version}-{codec}"'
+def _etag(version: int, kind: str) -> str:
+    return f'"{version}-{kind}"'

@@ -1,8 +1,13 @@
-"""Compresses bodies with zstd where it pays, and decompresses them within limits."""
+"""Compresses bodies where it pays, and decompresses them within limits.
+
+Ours are compressed by zstd. gzip is for clients of others, in languages without zstd.
+"""
 
 from __future__ import annotations
 
+import gzip
 import sys
+import zlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -24,9 +29,15 @@ else:
         compress,
     )
 
-__all__ = ["MAGIC", "WINDOW_LOG", "compress", "join", "pack", "unpack"]
+__all__ = ["FRAMES", "MAGIC", "WINDOW_LOG", "compress", "join", "pack", "unpack"]
 
+FRAMES = ("zstd", "gzip", "none")
+"""What weights may be compressed by."""
 MAGIC = b"\x28\xb5\x2f\xfd"
+_GZIP_MAGIC = b"\x1f\x8b\x08"
+_GZIP_LEVEL = 1
+_GZIP = 16 + zlib.MAX_WBITS
+"""What tells zlib to expect the head and the checksum of gzip."""
 WINDOW_LOG = 23
 """Frames that need a window above 8 MiB are refused; the level used here needs less."""
 _PIECE_BYTES = 1 << 20
@@ -38,14 +49,16 @@ _MAX_RATIO = 0.9
 (0.93): compressing them would take both sides longer than a fast connection saves."""
 
 
-def pack(pieces: Sequence[bytes | memoryview]) -> memoryview:
+def pack(pieces: Sequence[bytes | memoryview], frame: str = "zstd") -> memoryview:
     """Join the pieces to one body; compress it if a sample of it compresses well."""
     body = join(pieces)
+    if frame == "none":
+        return body
     middle = len(body) // 2
     sample = body[middle : middle + _SAMPLE_BYTES]
     if len(compress(sample, _LEVEL)) > _MAX_RATIO * len(sample):
         return body
-    packed = _compress(body)
+    packed = _compress(body) if frame == "zstd" else _gzip(body)
     return packed if len(packed) < len(body) else body
 
 
@@ -57,6 +70,10 @@ def _compress(body: memoryview) -> memoryview:
         for i in range(0, len(body), _PIECE_BYTES)
     ]
     return join([*pieces, compressor.flush()])
+
+
+def _gzip(body: memoryview) -> memoryview:
+    return memoryview(gzip.compress(body, _GZIP_LEVEL, mtime=0))
 
 
 def join(pieces: Sequence[bytes | memoryview]) -> memoryview:
@@ -81,6 +98,9 @@ def unpack(body: bytes | bytearray | memoryview, max_bytes: int) -> memoryview:
     view = memoryview(body)
     if view[: len(MAGIC)] == MAGIC:
         return memoryview(_decompress(view, max_bytes))
+    # A header of safetensors may be as long as these bytes say, and begins with "{".
+    if view[: len(_GZIP_MAGIC)] == _GZIP_MAGIC and bytes(view[8:9]) != b"{":
+        return memoryview(_gunzip(view, max_bytes))
     if len(view) > max_bytes:
         raise ValueError(f"{len(view)} bytes, which is more than {max_bytes}")
     return view
@@ -106,4 +126,20 @@ def _decompress(frame: memoryview, max_bytes: int) -> bytearray:
         raise ValueError(f"not a valid zstd frame: {exc}"[:200]) from None
     if decompressor.unused_data:
         raise ValueError("bytes follow the zstd frame")
+    return out
+
+
+def _gunzip(frame: memoryview, max_bytes: int) -> bytes:
+    """Decompress one member with its checksum, at most ``max_bytes``."""
+    decompressor = zlib.decompressobj(_GZIP)
+    try:
+        out = decompressor.decompress(frame, max_bytes + 1)
+    except zlib.error as exc:
+        raise ValueError(f"not a valid gzip frame: {exc}"[:200]) from None
+    if len(out) > max_bytes:
+        raise ValueError(f"a gzip frame of more than {max_bytes} bytes")
+    if not decompressor.eof:
+        raise ValueError("a gzip frame that is incomplete")
+    if decompressor.unused_data:
+        raise ValueError("bytes follow the gzip frame")
     return out
