@@ -190,7 +190,7 @@ async def _shake_hands(
         ssl_shutdown_timeout=TLS_SHUTDOWN_S,
     )
     try:
-        node = authenticate(ours, writer, None)
+        node = authenticate(ours, writer, None, format_address(address))
         writer.write(framing.pack(handshake.hello(purpose, "")))
         hello = await _read_reply(reader, format_address(address))
     except BaseException:

@@ -215,7 +215,9 @@ def _meet_by_address(
             if not must_stay:
                 store.delete_key(keys[rank])
         raise
-    return _over_sockets(rank, endpoints, lease.listener, options, lease.close)
+    return _over_sockets(
+        rank, endpoints, lease.listener, options, lease.close, have_started=True
+    )
 
 
 def _meet_by_mpi(
@@ -242,6 +244,8 @@ def _over_sockets(
     listener: Listener,
     options: Options,
     stop_listening: Callable[[], None],
+    *,
+    have_started: bool = False,
 ) -> Connector:
     return SocketConnector(
         rank,
@@ -251,6 +255,7 @@ def _over_sockets(
         num_stripes=options.num_stripes,
         dial_limits=options.dial_limits,
         stop_listening=stop_listening,
+        have_started=have_started,
     )
 
 

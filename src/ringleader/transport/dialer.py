@@ -4,6 +4,7 @@ answers.
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from ringleader.errors import (
     PeerLost,
     PeerUnreachable,
 )
-from ringleader.ids import NodeId
+from ringleader.ids import NodeId, short
 from ringleader.transport import tcp_socket
 from ringleader.transport.link import wait_ready
 from ringleader.transport.secure_socket import SecureSocket
@@ -25,10 +26,18 @@ from ringleader.transport.socket_link import SocketLink
 from ringleader.transport.tls_credentials import TlsCredentials
 from ringleader.wire import hello as wire
 
+_log = logging.getLogger(__name__)
+
 SILENCE_S = 5.0
 """If a peer has several addresses, one that connects and then stays silent gets this
 long. It may belong to another machine with the same private address. But the peer
 may also be busy with others, so the address is tried again after the rest."""
+REPORT_S = 5.0
+"""A peer that is not reached for this long is reported: people look for the reason."""
+REPORT_EVERY_S = 30.0
+REACH_S = 20.0
+"""A peer that has started is given up if none of its addresses takes a connection for
+this long: its kernel answers even while its process is busy."""
 MAX_ADDRESSES = 16
 """Addresses of one peer; more than any machine has that would be dialed."""
 
@@ -74,6 +83,7 @@ class Dialer:
         *,
         is_listening: bool = False,
         limits: DialLimits | None = None,
+        has_started: bool = False,
     ) -> None:
         self._to = to
         self._node = endpoint.node
@@ -83,6 +93,8 @@ class Dialer:
         self._limits = limits or DialLimits()
         self._is_listening = is_listening
         self._begin()
+        self._has_started = has_started
+        self._report_at = Deadline.after(REPORT_S)
         self._refusal: PeerError | None = None
 
     def open(self, greet: Greet) -> tuple[socket.socket, wire.HelloReply]:
@@ -118,6 +130,7 @@ class Dialer:
         if isinstance(exc, PeerLost | DeadlineExceeded):
             # The listener went away between connect and hello (it may be restarting),
             # or another program listens there.
+            self._report(f"{tcp_socket.format_addresses([address])} ({exc.text})")
             is_due = tcp_socket.sleep_before_retry(self._pauses, self._deadline)
             if not is_due or self._deadline.is_over():
                 raise exc
@@ -128,16 +141,29 @@ class Dialer:
             raise exc
 
     def _dial(self) -> tuple[socket.socket, tcp_socket.Address]:
+        deadline = self._deadline
+        if self._has_started and self._limits.timeout_s is None:
+            deadline = deadline.within(REACH_S)
         try:
             return tcp_socket.dial_any(
                 self._addresses,
                 self._to,
-                self._deadline,
+                deadline,
                 is_listening=self._is_listening,
                 pauses=None if self._limits.tries is None else self._pauses,
+                on_failure=self._report,
             )
         except PeerUnreachable as exc:
             raise self._refusal or exc from exc
+
+    def _report(self, tried: str) -> None:
+        """Tell the user now and then where the peer was looked for."""
+        if self._report_at.is_over():
+            self._report_at = Deadline.after(REPORT_EVERY_S)
+            who = f"rank {self._to}"
+            if self._node is not None:
+                who += f" ({short(self._node)})"
+            _log.warning("%s is not reached yet: %s; trying on", who, tried)
 
     def _handshake(
         self, sock: socket.socket, address: tcp_socket.Address, greet: Greet
@@ -184,7 +210,8 @@ class Routes(Protocol):
 class DirectRoutes:
     """Every rank dials the others at their own addresses.
 
-    ``are_listening``: all of them have started, so who refuses connections is gone.
+    ``have_started``: all of them listen. ``are_listening``: and they go on doing so, so
+    who refuses connections is gone.
     """
 
     def __init__(
@@ -194,11 +221,13 @@ class DirectRoutes:
         *,
         are_listening: bool = False,
         limits: DialLimits | None = None,
+        have_started: bool = False,
     ) -> None:
         self._limits = limits
         self._endpoints = endpoints
         self._credentials = credentials
         self._are_listening = are_listening
+        self._have_started = have_started
 
     def dialer(self, to: int, deadline: Deadline) -> Dialer:
         """See Routes."""
@@ -209,6 +238,7 @@ class DirectRoutes:
             deadline,
             is_listening=self._are_listening,
             limits=self._limits,
+            has_started=self._have_started,
         )
 
     def link(self, sock: socket.socket, peer: int) -> SocketLink:

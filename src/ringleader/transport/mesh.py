@@ -8,6 +8,7 @@ connections.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
@@ -24,7 +25,7 @@ from ringleader.errors import (
     ProtocolError,
 )
 from ringleader.transport import fd_exchange, secure_socket, shm_segment, tcp_socket
-from ringleader.transport.dialer import DirectRoutes, Opener, Routes
+from ringleader.transport.dialer import REPORT_S, DirectRoutes, Opener, Routes
 from ringleader.transport.host_token import host_token, new_incarnation
 from ringleader.transport.link import Link
 from ringleader.transport.listener import GreetedConnection, Listener
@@ -33,6 +34,8 @@ from ringleader.transport.parallel_steps import Step, run_at_once
 from ringleader.transport.shm_link import ShmLink, ShmPeer
 from ringleader.transport.socket_link import StripedLink
 from ringleader.wire import hello as wire
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -76,6 +79,7 @@ class _Builder:
             listener.credentials,
             are_listening=config.at_once,
             limits=config.dial_limits,
+            have_started=config.have_started,
         )
         self.deadline = deadline
         self.incarnation = new_incarnation()
@@ -198,9 +202,7 @@ class _Builder:
         while missing := expected - self.mesh.bulk.keys():
             names = ", ".join(str(r) for r in sorted(missing))
             try:
-                connection = self.listener.take(
-                    self._for_us, self.deadline, f"rank {names}"
-                )
+                connection = self._take(f"rank {names}")
             except DeadlineExceeded as exc:
                 raise self._unreachable(min(missing), exc.text) from exc
             try:
@@ -212,6 +214,19 @@ class _Builder:
             except BaseException:
                 connection.sock.close()
                 raise
+
+    def _take(self, who: str) -> GreetedConnection:
+        """Return the next connection; tell the user if none comes for a while."""
+        limit = self.deadline.within(REPORT_S)
+        try:
+            return self.listener.take(self._for_us, limit, who)
+        except DeadlineExceeded:
+            if self.deadline.is_over():
+                raise
+        ours = self.config.endpoints[self.config.rank].addresses
+        where = tcp_socket.format_addresses(ours)
+        _log.warning("%s has not connected yet; it dials us at %s", who, where)
+        return self.listener.take(self._for_us, self.deadline, who)
 
     def _for_us(self, hello: wire.Hello) -> bool:
         return hello.group == self.config.group_at(self.config.rank)

@@ -7,7 +7,7 @@ import os
 import random
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, count
 
 from ringleader.deadline import Deadline
@@ -63,6 +63,7 @@ def dial_any(
     *,
     is_listening: bool = False,
     pauses: Iterator[float] | None = None,
+    on_failure: Callable[[str], None] | None = None,
 ) -> tuple[socket.socket, Address]:
     """Connect to the first of several addresses of one peer that answers.
 
@@ -70,17 +71,23 @@ def dial_any(
     reason for a refused connection is a peer that has not started yet, so refusals are
     retried. A peer that ``is_listening`` has started: if all its addresses refuse, its
     process is gone, and PeerUnreachable is raised at once. ``pauses`` are those between
-    the rounds, whose number they limit.
+    the rounds, whose number they limit. After each round without an answer
+    ``on_failure`` is told what became of each address.
     """
     rests = retry_pauses() if pauses is None else pauses
     last: OSError | None = None
     is_due, rounds = True, 0
+    tried = format_addresses(addresses)
     while is_due and not deadline.is_over():
         rounds += 1
+        failures: list[_Failure] = []
         try:
-            return _race(addresses, deadline)
+            return _race(addresses, deadline, failures)
         except OSError as exc:
             last = exc
+            tried = _describe(addresses, failures)
+            if on_failure is not None:
+                on_failure(tried)
             if is_listening and exc.errno == errno.ECONNREFUSED:
                 text = f"{format_addresses(addresses)} refuses connections"
                 text += "; its process listened there and is gone"
@@ -88,9 +95,8 @@ def dial_any(
         is_due = sleep_before_retry(rests, deadline)
     limit = f"within {deadline.after_s:.1f} s" if is_due else f"to {rounds} tries"
     text = (
-        f"{format_addresses(addresses)} did not answer {limit} "
-        f"({last.strerror or last if last else 'no attempt was possible'}); is it "
-        "started, and is the port open in its firewall?"
+        f"{tried} did not answer {limit}; is it started, and is the port open in its "
+        "firewall?"
     )
     raise PeerUnreachable(who, text) from last
 
@@ -98,6 +104,16 @@ def dial_any(
 def format_addresses(addresses: Sequence[Address]) -> str:
     """Return the addresses of a peer as text for people."""
     return " or ".join(f"{host}:{port}" for host, port in addresses)
+
+
+def _describe(addresses: Sequence[Address], failures: Sequence[_Failure]) -> str:
+    """Return what became of each address; one that was not tried has not answered."""
+    why = {address: error.strerror or str(error) for address, error in failures}
+    found = [
+        f"{format_addresses([each])} ({why.get(each, 'no answer')})"
+        for each in addresses
+    ]
+    return " or ".join(found)
 
 
 def retry_pauses(tries: int | None = None) -> Iterator[float]:
@@ -125,14 +141,17 @@ def sleep_before_retry(rests: Iterator[float], deadline: Deadline) -> bool:
     return True
 
 
+_Failure = tuple[Address, OSError]
+
+
 def _race(
-    addresses: Sequence[Address], deadline: Deadline
+    addresses: Sequence[Address], deadline: Deadline, failures: list[_Failure]
 ) -> tuple[socket.socket, Address]:
     """Try every address once; a silent one does not delay the others.
 
-    Raises ConnectionRefusedError only if every address refused.
+    Adds to ``failures`` what became of each. Raises ConnectionRefusedError only if
+    every address refused.
     """
-    failures: list[OSError] = []
     ahead = chain.from_iterable(_resolve(each, failures) for each in addresses)
     running: dict[socket.socket, Address] = {}
     next_at = until = Deadline.after(0)
@@ -154,20 +173,21 @@ def _race(
     finally:
         for sock in running:
             sock.close()
-    if running or not failures:
-        failures.append(TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)))
-    raise min(reversed(failures), key=lambda exc: exc.errno == errno.ECONNREFUSED)
+    silent = TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+    failures += [(address, silent) for address in running.values()]
+    errors = [error for _, error in failures] or [silent]
+    raise min(reversed(errors), key=lambda exc: exc.errno == errno.ECONNREFUSED)
 
 
 _Target = tuple[Address, socket.AddressFamily, int, tuple[object, ...]]
 
 
-def _resolve(address: Address, failures: list[OSError]) -> Iterator[_Target]:
+def _resolve(address: Address, failures: list[_Failure]) -> Iterator[_Target]:
     """Yield the targets of an address; its name is looked up only when needed."""
     try:
         infos = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
     except OSError as exc:
-        failures.append(exc)
+        failures.append((address, exc))
         return
     for family, _, proto, _, sockaddr in infos:
         yield address, family, proto, sockaddr
@@ -176,7 +196,7 @@ def _resolve(address: Address, failures: list[OSError]) -> Iterator[_Target]:
 def _begin(
     ahead: Iterator[_Target],
     running: dict[socket.socket, Address],
-    failures: list[OSError],
+    failures: list[_Failure],
 ) -> bool:
     """Start to connect to the next target; return False if there is none."""
     target = next(ahead, None)
@@ -186,20 +206,20 @@ def _begin(
     try:
         sock = socket.socket(family, socket.SOCK_STREAM, proto)
     except OSError as exc:  # an address family this machine does not have
-        failures.append(exc)
+        failures.append((address, exc))
         return True
     sock.setblocking(False)
     number = sock.connect_ex(sockaddr)
     if number in _UNDER_WAY:
         running[sock] = address
     else:
-        failures.append(OSError(number, os.strerror(number)))
+        failures.append((address, OSError(number, os.strerror(number))))
         sock.close()
     return True
 
 
 def _settle(
-    running: dict[socket.socket, Address], failures: list[OSError]
+    running: dict[socket.socket, Address], failures: list[_Failure]
 ) -> socket.socket | None:
     """Return the first connected socket; close and drop those that failed."""
     for sock in list(running):
@@ -214,8 +234,7 @@ def _settle(
             if sock.getsockname() != peer:
                 return sock
             number = errno.ECONNREFUSED
-        failures.append(OSError(number, os.strerror(number)))
-        del running[sock]
+        failures.append((running.pop(sock), OSError(number, os.strerror(number))))
         sock.close()
     return None
 

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ringleader.deadline import Deadline
+from ringleader.deadline import Cancellation, Deadline
 from ringleader.errors import PeerRefused, PeerUnreachable, RingleaderError
 from ringleader.testing.threaded_world import run_threads
+from ringleader.transport import dialer, shm_segment, tcp_socket
 from ringleader.transport import mesh as meshes
-from ringleader.transport import shm_segment, tcp_socket
 from ringleader.transport.dialer import Endpoint
+from ringleader.transport.free_ports import free_ports
 from ringleader.transport.listener import Listener
 from ringleader.transport.mesh import Mesh
 from ringleader.transport.mesh_config import MeshConfig
@@ -47,6 +48,7 @@ class Table:
         rank: int,
         listener: Listener | None = None,
         limit_s: float = FORM_S,
+        cancellation: Cancellation | None = None,
         **changes: object,
     ) -> Outcome:
         """Connect as ``rank``; the mesh, or why there is none."""
@@ -63,7 +65,9 @@ class Table:
         config = MeshConfig(**fields)  # type: ignore[arg-type]
         try:
             return meshes.connect(
-                config, listener or self.doors[rank], Deadline.after(limit_s)
+                config,
+                listener or self.doors[rank],
+                Deadline.after(limit_s, cancellation),
             )
         except RingleaderError as exc:
             return exc
@@ -277,3 +281,33 @@ def test_memory_is_shared_when_both_want_it(shares: tuple[bool, bool]) -> None:
             (link,) = outcome.bulk.values()
             assert link.kind == ("shm" if all(shares) else "tcp")
         hang_up(outcomes)
+
+
+def test_both_ranks_say_where_one_is_looked_for_in_vain(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rank 0 listens, and nothing leads to it: long before the limit, all is known."""
+    monkeypatch.setattr(dialer, "REPORT_S", 0.05)
+    monkeypatch.setattr(meshes, "REPORT_S", 0.05)
+    monkeypatch.setattr(dialer, "REACH_S", 0.5)
+    where = tuple(("127.0.0.1", port) for port in free_ports(2))
+    with open_listeners(2) as listeners:
+        table = Table(listeners)
+        stop = Cancellation()
+
+        def dial() -> Outcome:
+            found = table.join(1, addresses=where, have_started=True)
+            stop.cancel("rank 1 has given up")
+            return found
+
+        waiting, dialing = run(
+            [lambda: table.join(0, addresses=where, cancellation=stop), dial]
+        )
+    assert isinstance(waiting, RingleaderError)
+    assert isinstance(dialing, PeerUnreachable)
+    tried = f"127.0.0.1:{where[0][1]} (Connection refused)"
+    assert tried in str(dialing)
+    said = [record.message for record in caplog.records]
+    assert any("rank 0 is not reached yet" in text and tried in text for text in said)
+    listening = f"rank 1 has not connected yet; it dials us at 127.0.0.1:{where[0][1]}"
+    assert listening in said

@@ -97,6 +97,8 @@ class Jobs:
         job = Job(job_request, history, on_progress, loop.create_future())
         if before is not None:
             job.last_round, job.done = before.round or before.last_round, before.done
+            if before.tunnel is not None and before.tunnel.trouble:
+                on_progress(f"rank 0 was not reached: {before.tunnel.trouble}")
         self._jobs[request.job] = job
         self.publish()
         deadline = Deadline.after(request.timeout_s)

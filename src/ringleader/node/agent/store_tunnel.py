@@ -27,6 +27,8 @@ class StoreTunnel:
         self._connect = connect
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self.trouble = ""
+        """Why the store could not be reached the last time."""
 
     async def listen(self) -> int:
         """Listen on 127.0.0.1 and return the port for the workers."""
@@ -46,7 +48,8 @@ class StoreTunnel:
     ) -> None:
         try:
             connection = await self._connect()
-        except PeerError:
+        except PeerError as exc:
+            self.trouble = str(exc)
             writer.close()  # the store is gone, and with it the round
         except asyncio.CancelledError:
             writer.transport.abort()

@@ -167,7 +167,9 @@ class Acceptor:
             transport = await self._start_tls(pending.sock, protocol)
             writer = asyncio.StreamWriter(transport, protocol, reader, loop)
             try:
-                node = authenticate(self.handshake.credentials, writer, None)
+                node = authenticate(
+                    self.handshake.credentials, writer, None, pending.address
+                )
                 hello = await self._read_hello(reader, writer, pending.address, node)
                 reply = self.handshake.hello(hello.purpose, hello.subject)
                 writer.write(framing.pack(reply))

@@ -48,7 +48,8 @@ async def connect(
     """Connect to a node by the first of its addresses that works.
 
     Each address gets a head start over the next. If all fail, the most informative
-    error is raised: a refusal says more than an unreachable address.
+    error is raised: a refusal says more than an unreachable address. It names the
+    others, too: the refusal may come from a stranger that has the same private address.
     """
     todo, pending = list(addresses), set[asyncio.Task[PeerConnection]]()
     found: list[PeerConnection] = []
@@ -110,9 +111,14 @@ def _most_informative(
     order = (PeerRefused, PeerUntrusted, ProtocolError, PeerError, BaseException)
     if not errors:
         return PeerUnreachable(expect or "peer", "has no address that can be dialled")
-    return min(
+    best = min(
         errors, key=lambda e: next(i for i, t in enumerate(order) if isinstance(e, t))
     )
+    others = [e for e in errors if isinstance(e, PeerError) and e is not best]
+    if not isinstance(best, PeerError) or not others:
+        return best
+    text = "; ".join([best.text, *map(str, others)])
+    return type(best)(best.peer, text).with_traceback(best.__traceback__)
 
 
 async def _connect_one(
@@ -134,7 +140,7 @@ async def _connect_one(
                 ssl_shutdown_timeout=TLS_SHUTDOWN_S,
             )
             try:
-                node = authenticate(handshake.credentials, writer, expect)
+                node = authenticate(handshake.credentials, writer, expect, who)
                 writer.write(framing.pack(handshake.hello(purpose, subject)))
                 hello = await _read_reply(reader, who, node)
             except BaseException:

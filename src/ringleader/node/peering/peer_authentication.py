@@ -15,16 +15,20 @@ from ringleader.node.protocol.hello import AgentHello
 
 
 def authenticate(
-    credentials: NodeCredentials, writer: asyncio.StreamWriter, expect: NodeId | None
+    credentials: NodeCredentials,
+    writer: asyncio.StreamWriter,
+    expect: NodeId | None,
+    address: str,
 ) -> NodeId:
-    """Return the node at the other end of a finished TLS handshake.
+    """Return the node at the other end of a finished TLS handshake with ``address``.
 
     Raises ``PeerUntrusted`` if it is not in our cluster, or not ``expect``.
     """
     tls = writer.get_extra_info("ssl_object")
-    credentials.check_alpn(tls)
+    credentials.check_alpn(tls, address)
     # Our own node id is accepted: the incarnation tells whether it is this process.
-    return credentials.verify(tls.getpeercert(True), expect=expect, siblings=True)
+    der = tls.getpeercert(True)
+    return credentials.verify(der, expect=expect, siblings=True, peer=address)
 
 
 def check_hello_owner(hello: AgentHello, node: NodeId, address: str) -> None:
