@@ -50,7 +50,6 @@ class SocketConnector:
         stop_listening: Callable[[], None],
         at_once: bool = False,
         dial_limits: DialLimits | None = None,
-        have_started: bool = False,
     ) -> None:
         self._dial_limits = dial_limits
         self._rank = rank
@@ -59,7 +58,6 @@ class SocketConnector:
         self._share_memory = share_memory
         self._num_stripes = num_stripes
         self._at_once = at_once
-        self._have_started = have_started
         self.close = stop_listening
 
     def __call__(self, ranks: Sequence[int], name: str, deadline: Deadline) -> Mesh:
@@ -75,6 +73,5 @@ class SocketConnector:
             num_stripes=self._num_stripes,
             dial_limits=self._dial_limits,
             at_once=self._at_once,
-            have_started=self._have_started,
         )
         return meshes.connect(config, self._listener, deadline)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch._C._distributed_c10d import Store
 
@@ -25,7 +25,7 @@ from ringleader.groups.plaintext_check import require_this_machine
 from ringleader.settings import LinkSettings
 from ringleader.settings.launch import Launch
 from ringleader.transport import tcp_socket
-from ringleader.transport.dialer import DialLimits, Endpoint
+from ringleader.transport.dialer import REACH_S, DialLimits, Endpoint
 from ringleader.transport.listener import Listener
 from ringleader.transport.shared_listener import ListenerLease
 from ringleader.transport.tls_credentials import TlsCredentials
@@ -215,9 +215,10 @@ def _meet_by_address(
             if not must_stay:
                 store.delete_key(keys[rank])
         raise
-    return _over_sockets(
-        rank, endpoints, lease.listener, options, lease.close, have_started=True
-    )
+    # All of them listen: it is known who cannot be reached before the time is over.
+    limits = replace(options.dial_limits or DialLimits(), reach_s=REACH_S)
+    options = replace(options, dial_limits=limits)
+    return _over_sockets(rank, endpoints, lease.listener, options, lease.close)
 
 
 def _meet_by_mpi(
@@ -244,8 +245,6 @@ def _over_sockets(
     listener: Listener,
     options: Options,
     stop_listening: Callable[[], None],
-    *,
-    have_started: bool = False,
 ) -> Connector:
     return SocketConnector(
         rank,
@@ -255,7 +254,6 @@ def _over_sockets(
         num_stripes=options.num_stripes,
         dial_limits=options.dial_limits,
         stop_listening=stop_listening,
-        have_started=have_started,
     )
 
 

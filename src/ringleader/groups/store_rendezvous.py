@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import socket
 import time
 from collections.abc import Sequence
 
@@ -29,7 +28,7 @@ from ringleader.errors import (
 from ringleader.ids import NodeId
 from ringleader.transport import tcp_socket
 from ringleader.transport.dialer import MAX_ADDRESSES, Endpoint
-from ringleader.transport.own_addresses import OUTSIDE
+from ringleader.transport.own_addresses import OUTSIDE, address_towards
 
 MIN_POLL_S, MAX_POLL_S = 0.005, 0.1
 
@@ -187,23 +186,11 @@ def own_address(store: Store) -> str:
         store = store.underlying_store
     host = getattr(store, "host", "")
     if host:
-        found = _route(host, getattr(store, "port", 1) or 1)
+        found = address_towards(host, getattr(store, "port", 1) or 1)
         is_local = host == "localhost" or host.startswith(("127.", "::1"))
         if found and (is_local or not found.startswith(("127.", "::1"))):
             return found
-    return _route(OUTSIDE, 9) or "127.0.0.1"
-
-
-def _route(host: str, port: int) -> str:
-    """The local address of the route to ``host``; empty if there is none."""
-    with contextlib.suppress(socket.gaierror):
-        for family, kind, _, _, address in socket.getaddrinfo(
-            host, port, type=socket.SOCK_DGRAM
-        ):
-            with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
-                probe.connect(address)  # sends nothing: it only looks up the route
-                return str(probe.getsockname()[0])
-    return ""
+    return address_towards(OUTSIDE, 9) or "127.0.0.1"
 
 
 def first_line(exc: BaseException) -> str:

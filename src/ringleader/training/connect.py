@@ -53,6 +53,7 @@ def connect(
     session.shares_memory = links.transport == "auto"
     membership = RunMembership(config, session)
     session.bind(membership)
+    endpoint.read_linked = membership.own_hosts
     if history is not None and history.last is not None:
         session.step.restore(
             history.version,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from ringleader.errors import ConfigError
 from ringleader.groups.view_group import encode_endpoint
+from ringleader.transport.dialer import MAX_ADDRESSES
 from ringleader.transport.own_addresses import own_addresses
 from ringleader.transport.shared_listener import ListenerLease
 
@@ -31,6 +32,8 @@ class OwnEndpoint:
         self._configured = configured
         self._read_addresses = read_addresses
         self._had = frozenset(read_addresses())
+        self.read_linked: Callable[[], Collection[str]] = tuple
+        """Returns our addresses at which the links of the run end now."""
         self._encoded = encode_endpoint(lease, self.hosts())
 
     def read(self) -> bytes:
@@ -44,7 +47,12 @@ class OwnEndpoint:
         return self._encoded
 
     def hosts(self) -> Sequence[str]:
-        """Return the addresses of this moment."""
+        """Return the addresses of this moment, last those of an overlay.
+
+        A member in another network, which joined later, reaches this one there only.
+        """
         now = self._read_addresses()
         kept = [h for h in self._configured if h in now or h not in self._had]
-        return kept or now
+        linked = sorted(self.read_linked())[: MAX_ADDRESSES // 2]
+        found = (kept or now)[: MAX_ADDRESSES - len(linked)]
+        return list(dict.fromkeys([*found, *linked]))

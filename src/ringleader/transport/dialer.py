@@ -69,6 +69,9 @@ class DialLimits:
     """Limit for each connection; None: that of the forming of the group."""
     tries: int | None = None
     """How often all addresses of the peer are tried; None: while there is time."""
+    reach_s: float | None = None
+    """How long no address may take a connection; None: the peer may start later. Where
+    there is a ``timeout_s``, that counts."""
 
 
 class Dialer:
@@ -83,7 +86,6 @@ class Dialer:
         *,
         is_listening: bool = False,
         limits: DialLimits | None = None,
-        has_started: bool = False,
     ) -> None:
         self._to = to
         self._node = endpoint.node
@@ -93,7 +95,6 @@ class Dialer:
         self._limits = limits or DialLimits()
         self._is_listening = is_listening
         self._begin()
-        self._has_started = has_started
         self._report_at = Deadline.after(REPORT_S)
         self._refusal: PeerError | None = None
 
@@ -142,8 +143,8 @@ class Dialer:
 
     def _dial(self) -> tuple[socket.socket, tcp_socket.Address]:
         deadline = self._deadline
-        if self._has_started and self._limits.timeout_s is None:
-            deadline = deadline.within(REACH_S)
+        if self._limits.reach_s is not None and self._limits.timeout_s is None:
+            deadline = deadline.within(self._limits.reach_s)
         try:
             return tcp_socket.dial_any(
                 self._addresses,
@@ -210,8 +211,7 @@ class Routes(Protocol):
 class DirectRoutes:
     """Every rank dials the others at their own addresses.
 
-    ``have_started``: all of them listen. ``are_listening``: and they go on doing so, so
-    who refuses connections is gone.
+    ``are_listening``: all of them have started, so who refuses connections is gone.
     """
 
     def __init__(
@@ -221,13 +221,11 @@ class DirectRoutes:
         *,
         are_listening: bool = False,
         limits: DialLimits | None = None,
-        have_started: bool = False,
     ) -> None:
         self._limits = limits
         self._endpoints = endpoints
         self._credentials = credentials
         self._are_listening = are_listening
-        self._have_started = have_started
 
     def dialer(self, to: int, deadline: Deadline) -> Dialer:
         """See Routes."""
@@ -238,7 +236,6 @@ class DirectRoutes:
             deadline,
             is_listening=self._are_listening,
             limits=self._limits,
-            has_started=self._have_started,
         )
 
     def link(self, sock: socket.socket, peer: int) -> SocketLink:

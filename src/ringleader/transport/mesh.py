@@ -79,7 +79,6 @@ class _Builder:
             listener.credentials,
             are_listening=config.at_once,
             limits=config.dial_limits,
-            have_started=config.have_started,
         )
         self.deadline = deadline
         self.incarnation = new_incarnation()

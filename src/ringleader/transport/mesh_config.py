@@ -30,10 +30,6 @@ class MeshConfig:
     Otherwise each dials one after another: who has connected to all may form the next
     group of the same name, and so nobody it has passed may wait for an earlier one."""
 
-    have_started: bool = False
-    """True if all ranks have told where they listen: one that no address reaches for
-    some time will not be reached. A rank that has not started yet is waited for."""
-
     def __post_init__(self) -> None:
         if not 1 <= self.num_stripes <= wire.MAX_STRIPES:
             text = (

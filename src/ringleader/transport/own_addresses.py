@@ -16,15 +16,23 @@ def own_addresses() -> list[str]:
 
     That of loopback is in the list only if there is no other.
     """
-    found = [_of_route_out(), *(_of(name) for _, name in socket.if_nameindex())]
+    found = [
+        address_towards(OUTSIDE, 9),
+        *(_of(name) for _, name in socket.if_nameindex()),
+    ]
     others = [each for each in dict.fromkeys(found) if each[:4] not in ("", "127.")]
     return others or ["127.0.0.1"]
 
 
-def _of_route_out() -> str:
-    with contextlib.suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as probe:
-        probe.connect((OUTSIDE, 9))  # sends nothing: it only looks up the route
-        return str(probe.getsockname()[0])
+def address_towards(host: str, port: int) -> str:
+    """Return our address on the way to ``host``; empty if there is no way."""
+    with contextlib.suppress(OSError):
+        for family, kind, _, _, address in socket.getaddrinfo(
+            host, port, type=socket.SOCK_DGRAM
+        ):
+            with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
+                probe.connect(address)  # sends nothing: it only looks up the route
+                return str(probe.getsockname()[0])
     return ""
 
 

@@ -21,7 +21,7 @@ def link(port: int, worker_id: str, addresses: list[Address]) -> CoordinatorLink
         worker_id=worker_id,
         key=Secret(b"r" * 32),
         tls=None,
-        addresses=lambda: list(addresses),
+        addresses=lambda _: list(addresses),
         on_rank=lambda: None,
         on_event=lambda _: None,
     )

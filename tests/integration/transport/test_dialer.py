@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -136,11 +137,9 @@ def test_a_number_of_tries_ends_the_dialing_before_its_time(
     rounds = []
     race = tcp_socket._race
 
-    def counted(
-        addresses: list[tcp_socket.Address], deadline: Deadline
-    ) -> tuple[socket.socket, tcp_socket.Address]:
+    def counted(*args: Any) -> tuple[socket.socket, tcp_socket.Address]:
         rounds.append(1)
-        return race(addresses, deadline)
+        return race(*args)
 
     monkeypatch.setattr(tcp_socket, "_race", counted)
     limits = DialLimits(tries=tries)

@@ -14,7 +14,7 @@ from ringleader.errors import PeerRefused, PeerUnreachable, RingleaderError
 from ringleader.testing.threaded_world import run_threads
 from ringleader.transport import dialer, shm_segment, tcp_socket
 from ringleader.transport import mesh as meshes
-from ringleader.transport.dialer import Endpoint
+from ringleader.transport.dialer import DialLimits, Endpoint
 from ringleader.transport.free_ports import free_ports
 from ringleader.transport.listener import Listener
 from ringleader.transport.mesh import Mesh
@@ -145,7 +145,7 @@ def test_who_does_not_fit_is_refused_and_the_group_forms(
             changes = {**changes, "addresses": addresses}
 
         def misfit_then_one() -> Outcome:
-            refused = table.join(1, spare, FORM_S, **changes)
+            refused = table.join(1, spare, FORM_S, None, **changes)
             assert isinstance(refused, PeerRefused)
             assert refused.peer == 0
             assert says in str(refused)
@@ -289,14 +289,14 @@ def test_both_ranks_say_where_one_is_looked_for_in_vain(
     """Rank 0 listens, and nothing leads to it: long before the limit, all is known."""
     monkeypatch.setattr(dialer, "REPORT_S", 0.05)
     monkeypatch.setattr(meshes, "REPORT_S", 0.05)
-    monkeypatch.setattr(dialer, "REACH_S", 0.5)
     where = tuple(("127.0.0.1", port) for port in free_ports(2))
     with open_listeners(2) as listeners:
         table = Table(listeners)
         stop = Cancellation()
 
         def dial() -> Outcome:
-            found = table.join(1, addresses=where, have_started=True)
+            limits = DialLimits(reach_s=0.5)
+            found = table.join(1, addresses=where, dial_limits=limits)
             stop.cancel("rank 1 has given up")
             return found
 

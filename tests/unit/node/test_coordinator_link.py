@@ -13,7 +13,13 @@ from ringleader.node.peering.coordinator_link import MAX_WORKERS, CoordinatorLin
 
 def link(events: list[str], address: str = "10.0.0.9:7070") -> CoordinatorLink:
     return CoordinatorLink(
-        address, "me", Secret(bytes(32)), None, list, lambda: None, events.append
+        address,
+        "me",
+        Secret(bytes(32)),
+        None,
+        lambda _: [],
+        lambda: None,
+        events.append,
     )
 
 

@@ -275,13 +275,22 @@ class AgentCore:
             return  # our key is used twice; the membership machine decides
         peer, hello = link.connection, link.connection.hello
         self.clocks.on_link(hello)
+        self._follow_paths()
         self._set_payload()  # the leader's offsets order the jobs of newcomers
         self.events.connected(peer.node, clean(hello.name), peer.address[0])
 
     def on_link_lost(self, member: Member) -> None:
         """Let the dialer try again."""
         self.clocks.monotonic.pop(member.node, None)
+        self._follow_paths()
         self.dialer.link_lost(member.node)
+
+    def _follow_paths(self) -> None:
+        """Announce the addresses at which the others reach this node."""
+        before = self.local.addresses
+        self.local.paths = self.membership.links.paths()
+        if self.local.addresses != before:
+            self.publish()
 
     def on_clone(self, clone: KeyCloned) -> None:
         """Record that two machines use one key; end if this one is refused."""

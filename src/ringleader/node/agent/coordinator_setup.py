@@ -28,7 +28,7 @@ def link_to_coordinator(
         config.worker_id or identity.node,
         identity.cluster.coordinator_key(),
         None if config.plaintext else _certificates(identity),
-        lambda: [(address, local.port) for address in local.addresses],
+        lambda own: [(each, local.port) for each in local.addresses_and(*own)],
         on_rank,
         on_event,
     )

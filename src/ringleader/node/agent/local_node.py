@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ringleader.deadline import Deadline
@@ -49,6 +49,8 @@ class LocalNode:
     chosen: list[Interface] = field(default_factory=list)
     refused: list[tuple[Interface, str]] = field(default_factory=list)
     """Interfaces that are not used, each with the reason."""
+    paths: dict[NodeId, str] = field(default_factory=dict)
+    """Per linked node our address at which the link ends: the other one reaches it."""
 
     @classmethod
     def measure(cls, node: NodeId, config: AgentConfig, port: int) -> LocalNode:
@@ -76,13 +78,44 @@ class LocalNode:
 
     @property
     def addresses(self) -> list[str]:
-        """Addresses of this node, the best first."""
-        found = [str(a.ip) for each in self.chosen for a in each.addresses]
-        return found[:MAX_ADDRESSES]
+        """Addresses of this node, the best first, and last those that links prove.
 
-    def interface_towards(self, peers: Sequence[Collection[str]]) -> str:
-        """Return the interface that reaches peers with these addresses, or ''."""
-        return interface_towards(self.chosen, peers)
+        The latter are those of an overlay (WireGuard, Nebula) between networks: such an
+        interface is not chosen by itself, but members that the user named are linked
+        over it, and there may be no other way between them.
+        """
+        return self.addresses_and(*self.paths.values())
+
+    def addresses_and(self, *proven: str) -> list[str]:
+        """Return the addresses of the chosen interfaces, and those ``proven``."""
+        also = self._beside(proven)
+        return [*self._chosen_addresses()[: MAX_ADDRESSES - len(also)], *also]
+
+    def _chosen_addresses(self) -> list[str]:
+        return [str(a.ip) for each in self.chosen for a in each.addresses]
+
+    def _beside(self, proven: Iterable[str]) -> list[str]:
+        """Return those ``proven`` that are not of a chosen interface."""
+        if self.wanted_interfaces:
+            return []
+        return sorted({*proven} - {*self._chosen_addresses()})[: MAX_ADDRESSES // 2]
+
+    def interface_towards(self, peers: Mapping[NodeId, Collection[str]]) -> str:
+        """Return the interface that reaches peers with these addresses, or ''.
+
+        A link over an interface that was not chosen is the only way to that peer.
+        """
+        proven = self._beside(self.paths.values())
+        overlay = {
+            n: own for n, own in self.paths.items() if n in peers and own in proven
+        }
+        ends = [[overlay[n]] if n in overlay else each for n, each in peers.items()]
+        carrying = [
+            each
+            for each, _ in self.refused
+            if any(str(a.ip) in overlay.values() for a in each.addresses)
+        ]
+        return interface_towards(carrying or self.chosen, ends)
 
     def hello(self, purpose: str, subject: str) -> AgentHello:
         """Return our hello for a new connection."""

@@ -32,7 +32,7 @@ def enter(
     """Describe the round ``chosen``, which ``view`` began, to a process of ``mine``."""
     rank = chosen.nodes.index(mine)
     peers = view.states if chosen.is_joined else chosen.nodes
-    others = [view.states[node].addresses for node in peers if node != mine]
+    others = {node: view.states[node].addresses for node in peers if node != mine}
     return RoundEntered(
         round=chosen.id,
         rank=rank,

@@ -13,6 +13,7 @@ from ringleader.ids import NodeId
 from ringleader.membership.member import Member
 from ringleader.node.peering.peer_connection import PeerConnection
 from ringleader.node.protocol import framing
+from ringleader.node.protocol.node_addresses import can_dial, is_loopback
 
 MAX_LINKS = 64
 MAX_UNSENT_BYTES = 8 << 20
@@ -81,6 +82,19 @@ class ControlLinks:
         """Return a link to any incarnation of ``node``."""
         found = (link for who, link in self._links.items() if who.node == node)
         return next(found, None)
+
+    def paths(self) -> dict[NodeId, str]:
+        """Return per linked node our address at which it reaches us.
+
+        A node on this machine may use one of loopback, which is left out.
+        """
+        ends = {
+            each.connection.node: each.connection.own_host
+            for each in self._links.values()
+        }
+        return {
+            n: own for n, own in ends.items() if can_dial(own) and not is_loopback(own)
+        }
 
     def hears(self, node: NodeId, within_s: float) -> bool:
         """Return whether something has come from ``node`` in the last time."""

@@ -23,7 +23,8 @@ from ringleader.errors import (
 )
 from ringleader.identity.secret_value import Secret
 from ringleader.node.peering.peer_connection import Address
-from ringleader.node.protocol.node_addresses import dialable
+from ringleader.node.protocol.node_addresses import can_dial, dialable, is_loopback
+from ringleader.transport.own_addresses import address_towards
 
 if TYPE_CHECKING:  # gRPC is imported only where a coordinator is used
     from ringleader.coordinator.client.peer_list import Peer
@@ -47,8 +48,9 @@ class CoordinatorLink:
     key: Secret[bytes]
     """The cluster's key to its part of the coordinator."""
     tls: TlsSource | None
-    addresses: Callable[[], Sequence[Address]]
-    """Returns where this node can be reached now."""
+    addresses: Callable[[Sequence[str]], Sequence[Address]]
+    """Returns where this node can be reached now, given our addresses on the way to the
+    coordinator: the others may have no other way to us."""
     on_rank: Callable[[], None]
     """Called when ``rank`` has changed."""
     on_event: Callable[[str], None]
@@ -79,7 +81,8 @@ class CoordinatorLink:
             return
         self._task = asyncio.current_task()
         while True:
-            registered = self.addresses()  # the network may have come up meanwhile
+            own = await asyncio.to_thread(self._find_own)
+            registered = self.addresses(own)  # the network may have come up meanwhile
             self._session = session = self._new_session(registered)
             try:
                 await session.start(Deadline.after(START_S))
@@ -92,10 +95,17 @@ class CoordinatorLink:
         while True:
             self._set_rank(session.rank)
             await asyncio.sleep(RETRY_S)
-            found = self.addresses()
+            found = self.addresses(own)
             if found and found != registered:  # without a network we keep the old ones
-                registered = found
+                own = await asyncio.to_thread(self._find_own)
+                registered = self.addresses(own)
                 await session.update_addresses(_as_texts(registered))
+
+    def _find_own(self) -> list[str]:
+        """Return our address on the way to the coordinator, if others can use it."""
+        host, _, port = self.address.rpartition(":")
+        found = address_towards(host.strip("[]"), int(port))
+        return [found] if can_dial(found) and not is_loopback(found) else []
 
     def _new_session(self, addresses: Sequence[Address]) -> CoordinatorSession:
         from ringleader.coordinator.client.channel import JobNamespace

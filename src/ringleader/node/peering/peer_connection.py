@@ -31,6 +31,12 @@ class PeerConnection:
     writer: asyncio.StreamWriter
     address: Address
 
+    @property
+    def own_host(self) -> str:
+        """The address of this machine at which the connection ends."""
+        name = self.writer.get_extra_info("sockname") or ("",)
+        return str(name[0]).removeprefix("::ffff:")  # that prefix: see the acceptor
+
     def close(self) -> None:
         """Close after sending what is buffered, if the peer reads it."""
         with contextlib.suppress(RuntimeError, OSError):  # the loop may be closing

@@ -49,10 +49,11 @@ def is_loopback(host: str) -> bool:
 def can_dial(host: str) -> bool:
     """Return whether ``host`` is the IP address of one machine.
 
-    A name would make this machine ask name servers for whatever a peer says.
+    A name would make this machine ask name servers for whatever a peer says, and a
+    scope such as ``%eth0`` has a meaning on one machine only.
     """
     address = _parse(host)
-    if address is None:
+    if address is None or "%" in host:
         return False
     return not (address.is_multicast or address.is_unspecified)
 

@@ -71,6 +71,8 @@ class ControlLoop:
         self._work_watch = work_watch
         self._unanswered: ViewId | None = None
         self._proven: set[Member] = set()
+        self.own_hosts: frozenset[str] = frozenset()
+        """Our addresses at which links end; replaced as a whole, for other threads."""
         self.serve_state: ServeState | None = None
         self._released = asyncio.Event()
         if not is_held:
@@ -268,10 +270,12 @@ class ControlLoop:
         self._call(self._hooks.ended, member, promised)
 
     def on_link(self, link: ControlLink) -> None:
-        """Do nothing: a view follows."""
+        """Note where it ends; a view follows."""
+        self.own_hosts = frozenset(self.runner.links.paths().values())
 
     def on_link_lost(self, member: Member) -> None:
         """Let the dialer try again."""
+        self.own_hosts = frozenset(self.runner.links.paths().values())
         self._dialer.link_lost(member.node)
 
     def on_clone(self, clone: KeyCloned) -> None:

@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ringleader.deadline import OWN_PROCESS_S
 from ringleader.errors import Expelled, InternalError, RingleaderError
@@ -110,6 +110,10 @@ class RunMembership:
     def addresses(self) -> Mapping[str, Sequence[Address]]:
         """Return where the other workers can be dialled, by node, as far as known."""
         return {} if self._control is None else self._control.addresses()
+
+    def own_hosts(self) -> Collection[str]:
+        """Return the addresses of this machine at which links of the run end."""
+        return () if self._control is None else self._control.own_hosts
 
     def serve_state(self, serve: ServeState) -> None:
         """Call ``serve`` on the control thread for processes that follow the run."""
