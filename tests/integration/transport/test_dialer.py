@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -134,19 +134,13 @@ def name_all_that_do_not_answer() -> None:
 def test_a_number_of_tries_ends_the_dialing_before_its_time(
     tries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rounds = []
-    race = tcp_socket._race
-
-    def counted(*args: Any) -> tuple[socket.socket, tcp_socket.Address]:
-        rounds.append(1)
-        return race(*args)
-
-    monkeypatch.setattr(tcp_socket, "_race", counted)
+    race = mock.Mock(side_effect=tcp_socket._race)
+    monkeypatch.setattr(tcp_socket, "_race", race)
     limits = DialLimits(tries=tries)
     place, hour = Endpoint((nobody(), nobody())), Deadline.after(3600.0)
     with pytest.raises(PeerUnreachable, match=f"did not answer to {tries} tries"):
         Dialer(0, place, None, hour, limits=limits).open(lambda *_: ANSWER)
-    assert len(rounds) == tries
+    assert race.call_count == tries
 
     hellos = []
 
