@@ -54,22 +54,27 @@ def coordinator(  # noqa: PLR0913 # one argument per flag
 
     from ringleader.cli.refused_handshakes import refused_handshakes
     from ringleader.identity.storage.home import Home
+    from ringleader.log_limit import limited_logs
 
-    with exit_on_error("coordinator"), refused_handshakes(_report):
+    with exit_on_error("coordinator"), contextlib.ExitStack() as stack:
         require_extra("coordinator")
         from ringleader.coordinator.server.listen_address import ListenAddress
-        from ringleader.coordinator.server.server import ServerOptions
 
         home = Home(home_directory())
         address = ListenAddress.parse(listen)
         files = use_tls(tls_ca, tls_cert, tls_key, plaintext=plaintext)
         security = _security(files, home, address, is_plaintext=plaintext)
+        if security.source is not None:
+            stack.enter_context(refused_handshakes(_report))
+        from ringleader.coordinator.server.server import ServerOptions
+
         options = ServerOptions(
             listen=address,
             heartbeat_timeout_s=heartbeat_timeout,
             state=state or home.path / STATE,
             tls=security.source,
         )
+        stack.enter_context(limited_logs())
         with contextlib.suppress(KeyboardInterrupt):
             asyncio.run(_serve(options, security))
 

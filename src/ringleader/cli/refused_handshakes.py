@@ -67,9 +67,19 @@ def _pass_on(source: int, terminal: int, report: Callable[[str], None]) -> None:
         for line in lines:
             reason = reason_of(line)
             if reason is None:
-                os.write(terminal, line)
+                os.write(terminal, printable(line))
             elif reason and _is_due(reported_s, reason):
                 report(f"refused the certificate of a client: {reason}")
+
+
+def printable(line: bytes) -> bytes:
+    """Return a line without control characters.
+
+    gRPC logs what clients send: a line feed in it begins a line that passes.
+    """
+    text = line.decode(errors="replace").rstrip("\n")
+    shown = "".join(c if c.isprintable() or c == "\t" else "?" for c in text)
+    return shown.encode() + b"\n"
 
 
 def _is_due(reported_s: dict[str, float], reason: str) -> bool:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from ringleader.coordinator.grpc_restart import note_broken_servers
 from ringleader.errors import ConfigError
 
 WATCH_EVERY_S = 1.0
 STOP_S = 1.0
+RESTART_S = 1.0
 MAX_CALLS = 32
 MAX_REQUEST_BYTES = 4096
 
@@ -64,6 +67,43 @@ async def serve_health(
     host: str, port: int, services: Mapping[str, Ask]
 ) -> tuple[int, Callable[[], Awaitable[None]]]:
     """Serve on ``port``, 0 for any; return the port and what stops the service."""
+    service = _HealthServicer(services)
+    server, bound = await _start(host, port, service)
+    where = (host, bound)
+    keeping = asyncio.create_task(_keep(server, where, service, note_broken_servers()))
+
+    async def stop() -> None:
+        keeping.cancel()
+        with suppress(asyncio.CancelledError):
+            await keeping
+
+    return bound, stop
+
+
+async def _keep(
+    server: grpc.aio.Server,
+    where: tuple[str, int],
+    service: _HealthServicer,
+    broken: asyncio.Event,
+) -> None:
+    """Start another server when a call has broken one, until cancelled."""
+    while True:
+        try:
+            await broken.wait()
+        finally:
+            await server.stop(STOP_S)
+        broken.clear()
+        while True:
+            try:
+                server, _ = await _start(*where, service)
+                break
+            except ConfigError:  # something else has taken the port meanwhile
+                await asyncio.sleep(RESTART_S)
+
+
+async def _start(
+    host: str, port: int, service: _HealthServicer
+) -> tuple[grpc.aio.Server, int]:
     server = grpc.aio.server(
         maximum_concurrent_rpcs=MAX_CALLS,
         options=[
@@ -71,7 +111,7 @@ async def serve_health(
             ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
         ],
     )
-    health_pb2_grpc.add_HealthServicer_to_server(_HealthServicer(services), server)
+    health_pb2_grpc.add_HealthServicer_to_server(service, server)
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         bound = server.add_insecure_port(where)
@@ -79,8 +119,4 @@ async def serve_health(
         await server.stop(None)
         raise ConfigError(f"cannot listen on {where} for gRPC health: {exc}") from exc
     await server.start()
-
-    async def stop() -> None:
-        await server.stop(STOP_S)
-
-    return bound, stop
+    return server, bound

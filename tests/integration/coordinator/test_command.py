@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -26,6 +27,7 @@ from ringleader.identity.certificates.pem import PemCredentials
 from ringleader.identity.secret_value import Secret
 from ringleader.transport.free_ports import free_ports
 from tests.kit.certificates import TestCa, new_key, pem_of
+from tests.kit.malformed_requests import call
 
 RED, BLUE = JobNamespace(Secret(b"r" * 32)), JobNamespace(Secret(b"b" * 32))
 SERVICE = "ringleader.coordinator.v1.Coordinator"
@@ -69,6 +71,41 @@ def command(tmp_path: Path) -> Iterator[Command]:
     for process in made.running:
         process.kill()
         process.communicate()
+
+
+def test_a_call_whose_path_is_no_text_ends_no_coordinator(command: Command) -> None:
+    """It ends gRPC's server (1.85.1), and a worker registers at the next one."""
+    (port,) = free_ports(1)
+    process = command.serve(port)
+    honest = call(f"/{SERVICE}/GetCheckpoints", b"")
+    for _ in range(3):
+        with socket.create_connection(("127.0.0.1", port), WAIT_S) as line:
+            line.sendall(honest.replace(b"Get", b"G\xfft"))
+            while line.recv(65536):  # until the server hangs up
+                pass
+        wait_for_port(port)
+
+    async def register() -> None:
+        session = worker(port, "anna")
+        assert await begin(session) == 0
+        await session.close()
+
+    asyncio.run(register())
+    process.terminate()
+    said, _ = process.communicate(timeout=WAIT_S)
+    assert "Traceback" not in said
+    assert process.returncode == 0, said
+
+
+def wait_for_port(port: int) -> None:
+    until_s = time.monotonic() + WAIT_S
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), WAIT_S).close()
+            return
+        except ConnectionRefusedError:
+            assert time.monotonic() < until_s
+            time.sleep(0.02)
 
 
 def worker(port: int, name: str, where: JobNamespace = RED) -> CoordinatorSession:

@@ -12,6 +12,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from ringleader.coordinator.grpc_restart import note_broken_servers
 from ringleader.coordinator.grpc_tls import TlsSource, server_credentials
 from ringleader.coordinator.registry.limits import MAX_REQUEST_BYTES
 from ringleader.coordinator.registry.state_machine import Registry
@@ -89,6 +90,7 @@ class CoordinatorServer:
         self._service: CoordinatorService | None = None
         self._server: grpc.aio.Server | None = None
         self._pem: PemCredentials | None = None
+        self._listening = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -103,6 +105,8 @@ class CoordinatorServer:
             await self.stop()
             raise
         self._tasks.append(asyncio.create_task(runner.tick_forever()))
+        keeping = self._keep_listening(note_broken_servers())
+        self._tasks.append(asyncio.create_task(keeping))
         if self._options.tls is not None:
             watch = self._watch_certificates(self._options.tls)
             self._tasks.append(asyncio.create_task(watch))
@@ -174,8 +178,19 @@ class CoordinatorServer:
         """
         while True:
             await asyncio.sleep(_ROTATION_CHECK_S)
-            if tls() is self._pem:
-                continue
+            if tls() is not self._pem:
+                await self._listen_anew()
+
+    async def _keep_listening(self, broken: asyncio.Event) -> None:
+        """Listen anew when a call has broken gRPC's server."""
+        while True:
+            await broken.wait()
+            broken.clear()
+            await self._listen_anew()
+
+    async def _listen_anew(self) -> None:
+        """Replace the server, however long that takes."""
+        async with self._listening:
             assert self._server is not None
             await self._server.stop(None)
             while True:
