@@ -294,8 +294,10 @@ LAYERS: tuple[tuple[Package, ...], ...] = (
     ),
     (Package("deadline", "one moment that bounds a whole operation"),),
     (
+        Package("connection_room", "places for connections; silent ones make room"),
         Package("decoding", "messages of a type, decoded in any thread"),
         Package("errors", "every error, ordered by what the caller should do"),
+        Package("log_limit", "bounds what strangers can make a process log"),
         Package("ids", "typed ids of nodes, clusters and jobs"),
     ),
 )

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from ringleader.paramserver.server.http import log_limit
-from ringleader.paramserver.server.http.log_limit import limited_logs
+from ringleader import log_limit
+from ringleader.log_limit import limited_logs
 
 
 def test_a_flood_of_records_is_cut_and_counted(
@@ -16,7 +16,7 @@ def test_a_flood_of_records_is_cut_and_counted(
 ) -> None:
     now_s = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
-    with limited_logs():
+    with limited_logs("asyncio", "uvicorn.error"):
         for i in range(1000):
             logging.getLogger("asyncio").error("failure %d", i)
             logging.getLogger("uvicorn.error").error("failure %d", i)

@@ -51,6 +51,7 @@ def metrics(
 def _serve(home: Path, host: str, port: int) -> None:
     import asyncio
 
+    from ringleader.log_limit import limited_logs
     from ringleader.metrics.exposition import write_page
     from ringleader.metrics.page_server import PATH, PageServer
     from ringleader.node.peering.metrics_query import query_metrics
@@ -63,5 +64,5 @@ def _serve(home: Path, host: str, port: int) -> None:
         typer.echo(f"http://{shown}:{bound}{PATH}  (Ctrl-C ends)", err=True)
 
     server = PageServer(lambda: write_page(query_metrics(home)))
-    with sock:
+    with sock, limited_logs():
         asyncio.run(server.serve(sock, show))

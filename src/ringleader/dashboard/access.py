@@ -62,7 +62,9 @@ def _new_code() -> str:
 
 
 def _is_equal(one: str, other: str) -> bool:
-    return hmac.compare_digest(one.encode(), other.encode())
+    """``other`` comes from JSON, which can hold what UTF-8 cannot: half a surrogate."""
+    theirs = other.encode(errors="surrogatepass")
+    return hmac.compare_digest(one.encode(), theirs)
 
 
 @dataclass(slots=True)

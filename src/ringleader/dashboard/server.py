@@ -1,7 +1,9 @@
 """``DashboardServer``: serves the page, its state and its changes, on one event loop.
 
 One request per connection. The number of connections, the size of a request and the
-time to read it and to write the answer are bounded.
+time to read it and to write the answer are bounded. When there are too many of them,
+the oldest without a session goes, of the user or address that has the most: whoever
+opens many displaces his own.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ import json
 import socket
 import ssl
 import time
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs
@@ -19,6 +22,7 @@ from urllib.parse import parse_qs
 from ringleader.dashboard.access import Access, Session, TooManyAttempts
 from ringleader.dashboard.assets import load_assets
 from ringleader.dashboard.changes import changes
+from ringleader.dashboard.client_source import ClientSource, client_source
 from ringleader.dashboard.http_message import (
     MAX_HEAD_BYTES,
     BadRequest,
@@ -34,8 +38,10 @@ from ringleader.dashboard.page_state import State
 from ringleader.errors import RingleaderError
 
 MAX_CONNECTIONS = 64
-MAX_PER_ADDRESS = 16
-"""Connections of one address to a shared page."""
+MAX_PER_SOURCE = 16
+"""Connections of one address, or of another user of this machine."""
+MAX_OF_OWNER = 48
+"""Connections of our own user, whose open pages take ``MAX_STREAMS`` of them."""
 MAX_STREAMS = 24
 """Pages that follow the state at the same time; one connection each."""
 REQUEST_S = 10.0
@@ -60,6 +66,14 @@ class Sources:
     """Stop a job and return a sentence about it."""
 
 
+@dataclass(slots=True, eq=False)
+class _Connection:
+    source: ClientSource
+    task: asyncio.Task[None]
+    has_session: bool = False
+    is_dropped: bool = False
+
+
 class DashboardServer:
     """Serves on one listening socket. Lives on the event loop of the agent."""
 
@@ -77,8 +91,8 @@ class DashboardServer:
         self._every_s = every_s
         self._server: asyncio.Server | None = None
         self._tls: ssl.SSLContext | None = None
-        self._connections: dict[asyncio.Task[None], str] = {}
-        """Each with the address of its client."""
+        self._connections: dict[asyncio.Task[None], _Connection] = {}
+        """The oldest first."""
         self._is_closing = False
         self._num_streams = 0
 
@@ -106,11 +120,11 @@ class DashboardServer:
     ) -> None:
         task = asyncio.current_task()
         assert task is not None
-        address = str((writer.get_extra_info("peername") or ("",))[0])
-        if not self._has_room(address):
+        source = client_source(writer.get_extra_info("socket"))
+        if not self._make_room(source):
             writer.close()
             return
-        self._connections[task] = address
+        made = self._connections[task] = _Connection(source, task)
         try:
             if self._tls is not None:  # here, so that silent handshakes count, too
                 async with asyncio.timeout(REQUEST_S):
@@ -119,21 +133,22 @@ class DashboardServer:
         except (OSError, EOFError, TimeoutError, asyncio.LimitOverrunError):
             pass  # a client that went away, is silent or sends too much
         except asyncio.CancelledError:
-            if not self._is_closing:  # else asyncio of Python 3.11 prints a traceback
+            if not (
+                self._is_closing or made.is_dropped
+            ):  # else asyncio of Python 3.11 prints a traceback
                 raise
         finally:
-            del self._connections[task]
+            self._connections.pop(task, None)
             writer.close()
 
-    def _has_room(self, address: str) -> bool:
-        """Return whether a client may have one more connection.
-
-        On a shared page one phone must not take the places of the others.
-        """
-        if len(self._connections) >= MAX_CONNECTIONS:
-            return False
-        same = sum(1 for each in self._connections.values() if each == address)
-        return self._tls is None or same < MAX_PER_ADDRESS
+    def _make_room(self, source: ClientSource) -> bool:
+        """Return whether a client may have one more connection; drop one for it."""
+        is_full, victim = _to_drop(self._connections.values(), source)
+        if victim is not None:
+            del self._connections[victim.task]
+            victim.is_dropped = True
+            victim.task.cancel()
+        return victim is not None or not is_full
 
     async def _serve(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -178,6 +193,9 @@ class DashboardServer:
         found = self.access.find(request.key, time.monotonic())
         if found is None:
             raise BadRequest(401, "the session is over; run 'ringleader dashboard'")
+        task = asyncio.current_task()
+        if task in self._connections:
+            self._connections[task].has_session = True
         return found
 
     def _open_session(self, body: dict[str, Any]) -> bytes:
@@ -197,7 +215,10 @@ class DashboardServer:
         return json_response(200, {"key": found.key, "can_stop": found.can_stop})
 
     async def _log_tail(self, request: Request) -> bytes:
-        query = parse_qs(request.query, max_num_fields=4)
+        try:
+            query = parse_qs(request.query, max_num_fields=4)
+        except ValueError as exc:
+            raise BadRequest(400, "more than four fields") from exc
         job, rank = query.get("job", [""])[0], query.get("rank", ["0"])[0]
         if not (rank.isascii() and rank.isdecimal() and len(rank) < 6):
             raise BadRequest(400, "the rank is not a number")
@@ -208,7 +229,7 @@ class DashboardServer:
     async def _stop(self, request: Request, body: dict[str, Any]) -> bytes:
         if not self._session(request).can_stop:
             raise BadRequest(403, "a shared page only looks; stop it on a machine")
-        if not isinstance(job := body.get("job"), str):
+        if not (isinstance(job := body.get("job"), str) and job.isprintable()):
             raise BadRequest(400, "name the job")
         return json_response(200, {"text": await self._sources.stop_job(job)})
 
@@ -245,6 +266,22 @@ class DashboardServer:
                 silent_s += self._every_s
         finally:
             self._num_streams -= 1
+
+
+def _to_drop(
+    connections: Collection[_Connection], source: ClientSource
+) -> tuple[bool, _Connection | None]:
+    """Return whether all places of a source are taken, and which one can be freed."""
+    strangers = [each for each in connections if not each.has_session]
+    limit = MAX_OF_OWNER if source.is_owner else MAX_PER_SOURCE
+    if sum(1 for each in connections if each.source == source) >= limit:
+        of = source
+    elif len(connections) < MAX_CONNECTIONS:
+        return False, None
+    else:
+        busiest = Counter(each.source for each in strangers).most_common(1)
+        of = busiest[0][0] if busiest else source
+    return True, next((each for each in strangers if each.source == of), None)
 
 
 def _parse_body(request: Request, body: bytes) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """PageServer: answers ``GET /metrics`` over plain HTTP, for Prometheus.
 
 One small request, one answer, and the connection is closed. The number of connections,
-the size of a request and its time are bounded.
+the size of a request and its time are bounded: the oldest one that has not sent its
+request goes for a new one.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import ipaddress
 import socket
 from collections.abc import Callable
 
+from ringleader.connection_room import ConnectionRoom
 from ringleader.errors import ConfigError
 from ringleader.metrics.exposition import CONTENT_TYPE
 
@@ -36,7 +38,7 @@ class PageServer:
 
     def __init__(self, make_page: Callable[[], str]) -> None:
         self._make_page = make_page
-        self._num_open = 0
+        self._room = ConnectionRoom(MAX_CONNECTIONS)
 
     async def serve(
         self, sock: socket.socket, on_ready: Callable[[int], None] = lambda _port: None
@@ -52,20 +54,19 @@ class PageServer:
     async def _on_connection(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        self._num_open += 1
         try:
-            if self._num_open <= MAX_CONNECTIONS:
-                async with asyncio.timeout(REQUEST_S + ANSWER_S):
-                    writer.write(await self._answer(reader))
-                    await writer.drain()
+            with self._room.place() as has_place:
+                if has_place:
+                    async with asyncio.timeout(REQUEST_S + ANSWER_S):
+                        writer.write(await self._answer(reader))
+                        await writer.drain()
         except (TimeoutError, OSError, EOFError, asyncio.LimitOverrunError):
             pass  # a client that says nothing, or too much, or does not listen
         finally:
-            self._num_open -= 1
             writer.close()
 
     async def _answer(self, reader: asyncio.StreamReader) -> bytes:
-        async with asyncio.timeout(REQUEST_S):
+        async with self._room.reading(REQUEST_S):
             head = await reader.readuntil(b"\r\n\r\n")
         request, *fields = head.decode("latin-1").split("\r\n")
         status = _judge(request.split(" "), fields)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+import subprocess
+import sys
 import zlib
 from collections.abc import Iterator
 from http.client import HTTPConnection
@@ -121,6 +125,63 @@ def test_changes_are_compressed_for_a_browser_that_asks(
         assert json.loads(text.partition(b"data: ")[2]).keys() == shown.state.keys()
     finally:
         connection.close()
+
+
+@pytest.mark.parametrize("field", ["token", "code"])
+def test_a_token_that_no_encoding_holds_is_wrong(
+    client: DashboardClient, field: str
+) -> None:
+    for text in ("\ud800", "\udfff\ud800", "\0", "x" * 3000):
+        assert client.ask("POST", "/session", {field: text})[0] in (403, 429)
+    assert client.ask("POST", "/stop", {"job": "\ud800"})[0] == 400
+    assert client.ask("GET", "/log?" + "a=b&" * 9)[0] == 400
+
+
+HOLD = """
+import os, resource, socket, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
+lines = [socket.socket() for _ in range(100)]
+if len(sys.argv) > 2:
+    os.setuid(int(sys.argv[2]))
+for line in lines:
+    line.connect(("127.0.0.1", int(sys.argv[1])))
+    line.send(b"GET / HTTP/1.1\\r\\n")
+print("held", flush=True)
+sys.stdin.read()
+"""
+NOBODY = "65534"
+
+
+@pytest.mark.parametrize("user", [None, NOBODY], ids=["own", "other"])
+def test_idle_connections_keep_nobody_out(
+    client: DashboardClient, user: str | None
+) -> None:
+    if user and not (sys.platform == "linux" and os.geteuid() == 0):
+        pytest.skip("needs root, to be another user")
+    connection = HTTPConnection(*client.address, timeout=PATIENCE_S)
+    connection.request(
+        "GET", "/events", headers={"Authorization": f"Bearer {client.key}"}
+    )
+    answer = connection.getresponse()
+    words = [sys.executable, "-c", HOLD, str(client.address[1])]
+    with subprocess.Popen(
+        [*words, *([user] if user else [])],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        slow = [socket.create_connection(client.address, PATIENCE_S) for _ in range(9)]
+        for _ in range(12):
+            assert client.ask("GET", "/state")[0] == 200
+        for line in slow:  # the owner's own are not the ones that go
+            line.sendall(b"GET /state HTTP/1.1\r\n\r\n")
+            assert line.recv(12) == b"HTTP/1.1 403"
+            line.close()
+        assert answer.readline().startswith(b"event"), "an open page stays"
+        assert holder.stdin is not None
+        holder.stdin.close()
+    connection.close()
 
 
 @pytest.mark.parametrize(

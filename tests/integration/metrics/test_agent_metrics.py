@@ -17,7 +17,11 @@ import pytest
 from ringleader.ids import NodeId
 from ringleader.metrics import catalog
 from ringleader.metrics.exposition import CONTENT_TYPE, write_page
-from ringleader.metrics.page_server import MAX_REQUEST_BYTES, PageServer
+from ringleader.metrics.page_server import (
+    MAX_CONNECTIONS,
+    MAX_REQUEST_BYTES,
+    PageServer,
+)
 from ringleader.metrics.process_values import ProcessValues
 from ringleader.metrics.registry import Registry
 from ringleader.metrics.snapshot import Snapshot
@@ -221,7 +225,11 @@ def test_the_command_serves_the_page(
         assert process.stdout is not None
         line = process.stdout.readline()
         port = int(line.rpartition(":")[2].partition("/")[0])
+        where = ("127.0.0.1", port)
+        silent = [socket.create_connection(where) for _ in range(2 * MAX_CONNECTIONS)]
         head, body = asyncio.run(ask(port, b"GET /metrics HTTP/1.1\r\n\r\n"))
+        for each in silent:
+            each.close()
         assert head.startswith(b"HTTP/1.1 200"), head
         assert "ringleader_collective_calls_total" in parse(body.decode())
         process.send_signal(signal.SIGTERM)

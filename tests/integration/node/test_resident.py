@@ -18,6 +18,7 @@ import pytest
 
 from ringleader.deadline import Deadline
 from ringleader.errors import ConfigError
+from ringleader.log_limit import MAX_BYTES
 from ringleader.node.launch.fork_server import can_fork
 from ringleader.node.launch.resident_agent import (
     connect_to_resident,
@@ -26,7 +27,7 @@ from ringleader.node.launch.resident_agent import (
 )
 from ringleader.node.protocol.agent_config import run_directory
 from ringleader.node.protocol.local_requests import CheckRound, EnterJob, RoundEntered
-from ringleader.node.protocol.resident_record import is_resident_alive
+from ringleader.node.protocol.resident_record import LOG, is_resident_alive
 from ringleader.simulation.lan import can_make_lan, lan
 from ringleader.testing.node_process import make_home
 from tests.kit.machines import RINGLEADER, Machines, status_of
@@ -155,6 +156,25 @@ def test_a_process_takes_part_in_jobs_through_it_and_leaves_when_it_ends(
             except ConfigError:
                 assert not deadline.is_over(), "the job outlived its process"
                 time.sleep(0.02)
+
+
+def test_its_log_is_kept_over_restarts_and_never_grows_long(machine: Machine) -> None:
+    machine.up()
+    log = run_directory(machine.home) / LOG
+    before = log.with_name(f"{LOG}.1")
+    with open(log, "ab") as others:  # as a process that it started
+        others.write(b"first\n" + b"x" * MAX_BYTES + b"last\n")
+        deadline = Deadline.after(LIMIT_S)
+        while log.stat().st_size:
+            assert not deadline.is_over()
+            time.sleep(0.02)
+        others.write(b"more\n")
+    assert before.read_bytes().endswith(b"xlast\n")
+    assert before.stat().st_size == MAX_BYTES
+    assert before.stat().st_mode & 0o077 == 0
+    machine.run("down")
+    machine.up()
+    assert log.read_bytes().startswith(b"more\n"), "why the last one ended"
 
 
 WARM_SCRIPT = """

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ringleader.errors import RingleaderError
+from ringleader.log_limit import limited_logs, start_anew_if_long
 from ringleader.node.agent.agent_core import AgentCore
 from ringleader.node.agent.agent_identity import AgentIdentity
 from ringleader.node.agent.build_snapshot import build_snapshot
@@ -27,9 +28,10 @@ from ringleader.node.agent.request_handler import RequestHandler
 from ringleader.node.agent.status_socket import StatusSocket
 from ringleader.node.agent.warm_runs import keep_warm
 from ringleader.node.protocol import framing
-from ringleader.node.protocol.agent_config import CONFIG, AgentConfig
+from ringleader.node.protocol.agent_config import CONFIG, AgentConfig, run_directory
 from ringleader.node.protocol.local_requests import RequestDone, RequestFailed
 from ringleader.node.protocol.resident_record import (
+    LOG,
     ResidentRecord,
     claim_resident,
     remove_record,
@@ -40,6 +42,7 @@ from ringleader.settings.tls_files import tls_files
 
 LEAVE_S = 2.0
 """Limit for leaving the cluster when the agent ends."""
+LOG_CHECK_S = 1.0
 
 
 async def run_agent(sock: socket.socket, config: AgentConfig) -> int:
@@ -76,6 +79,8 @@ async def run_resident(config: AgentConfig) -> int:
 async def _start(
     config: AgentConfig, stack: contextlib.ExitStack
 ) -> tuple[AgentCore, RequestHandler]:
+    sys.unraisablehook = _ignore_invalid_server_names
+    stack.enter_context(limited_logs())
     if config.is_resident:
         held = claim_resident(Path(config.home))
         stack.callback(held.close)
@@ -90,10 +95,18 @@ async def _start(
         write_record(Path(config.home), _record(core))
         stack.callback(remove_record, Path(config.home))
         keep_warm(core)
+        log = run_directory(Path(config.home)) / LOG
+        core.tasks.run(_keep_log_short(log))
     with contextlib.suppress(NotImplementedError):  # Windows has no such signal
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, core.stopped.set)
     return core, handler
+
+
+async def _keep_log_short(path: Path) -> None:
+    while True:
+        start_anew_if_long(path)
+        await asyncio.sleep(LOG_CHECK_S)
 
 
 def _record(core: AgentCore) -> ResidentRecord:
@@ -162,7 +175,6 @@ def _ignore_invalid_server_names(unraisable: sys.UnraisableHookArgs) -> None:
 
 def main() -> None:
     """Take over the socket, read the configuration from it and run the agent."""
-    sys.unraisablehook = _ignore_invalid_server_names
     sock = take_socket(sys.argv[1:])
     # The parent decides when the agent ends. SIGTERM is for a user who wants it gone.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -18,6 +18,7 @@ from typing import Self
 
 from ringleader.deadline import OWN_PROCESS_S, Deadline
 from ringleader.errors import ConfigError, PeerLost, PeerUnreachable
+from ringleader.log_limit import private
 from ringleader.node.protocol.agent_client import AGENT, AgentClient
 from ringleader.node.protocol.agent_config import (
     AgentConfig,
@@ -69,13 +70,9 @@ def _start(
     if not config.is_resident:
         return start_with_socket(command, sock)
     path = make_run_directory(Path(config.home)) / LOG
-    with open(path, "wb", opener=_private) as file:
+    with open(path, "ab", opener=private) as file:  # the agent keeps it short
         # Not in the user's folder: it may be removed, or on a disk to be unmounted.
         return start_with_socket(command, sock, log=file, folder=config.home)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 class AgentProcess(AgentClient):

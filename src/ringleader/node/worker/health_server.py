@@ -14,6 +14,7 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 
+from ringleader.connection_room import ConnectionRoom
 from ringleader.deadline import OWN_PROCESS_S
 from ringleader.node.protocol.node_addresses import is_loopback
 from ringleader.node.worker.shared_probe import Probe, SharedProbe
@@ -47,7 +48,7 @@ class HealthServer:
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended = asyncio.Event()
-        self._num_open = 0
+        self._room = ConnectionRoom(MAX_CONNECTIONS)
 
     def start(self, port: int | None, grpc_port: int | None) -> None:
         """Listen on these ports, 0 for any; None: not at all.
@@ -127,22 +128,21 @@ class HealthServer:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
-        self._num_open += 1
         try:
-            if self._num_open <= MAX_CONNECTIONS:
-                async with asyncio.timeout(2 * REQUEST_S):
-                    writer.write(await self._answer(shared, reader))
-                    await writer.drain()
+            with self._room.place() as has_place:
+                if has_place:
+                    async with asyncio.timeout(2 * REQUEST_S):
+                        writer.write(await self._answer(shared, reader))
+                        await writer.drain()
         except (TimeoutError, OSError, EOFError, asyncio.LimitOverrunError):
             pass  # a probe that says nothing, or does not listen
         finally:
-            self._num_open -= 1
             writer.close()
 
     async def _answer(
         self, shared: Mapping[str, SharedProbe], reader: asyncio.StreamReader
     ) -> bytes:
-        async with asyncio.timeout(REQUEST_S):
+        async with self._room.reading(REQUEST_S):
             head = await reader.readuntil(b"\r\n\r\n")
         method, _, rest = head.partition(b"\r\n")[0].partition(b" ")
         target, _, version = rest.partition(b" ")

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import uvicorn
 
 from ringleader.errors import ConfigError, RingleaderError
+from ringleader.log_limit import limited_logs
 from ringleader.paramserver.server.http.app import App
 from ringleader.paramserver.server.http.connection_limits import (
     ConnectionAcceptor,
     LimitedProtocol,
 )
-from ringleader.paramserver.server.http.log_limit import limited_logs
 from ringleader.paramserver.server.http.request_limits import (
     MAX_HEAD_BYTES,
     RequestLimits,
@@ -121,7 +121,7 @@ class HttpServer:
         accepting = asyncio.create_task(acceptor.accept())
         ticking = asyncio.create_task(self._tick())
         try:
-            with limited_logs():
+            with limited_logs("asyncio", "uvicorn.error"):
                 await self._server.serve(sockets=[])
         finally:
             self._training.stop()
