@@ -60,7 +60,8 @@ FLAGS = {
     "up": "--jobs --no-jobs --stop --install --uninstall --yes --warm --foreground "
     "--peers --coordinator --mdns --interface --port --profile --wait --json",
     "down": "",
-    "jobs": "--json",
+    "jobs": "action --keep --yes --json",
+    "fetch": "job path --from --into",
     "logs": "job --rank --follow -f",
     "attach": "job",
     "stop": "job --now",

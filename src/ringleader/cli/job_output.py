@@ -11,10 +11,11 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ringleader.cli.travel import explain_missing
 from ringleader.jobs.client.follow_job import JobFollower
 from ringleader.jobs.client.job_requests import stop_everywhere
 from ringleader.jobs.client.job_summary import JobSummary
@@ -23,9 +24,12 @@ from ringleader.jobs.client.output_view import (
     TerminalView,
     terminal_room,
 )
-from ringleader.jobs.protocol.job_record import JobState, printable
+from ringleader.jobs.protocol.job_record import JobRecord, JobState, printable
 from ringleader.jobs.protocol.job_spec import JobSpec, TerminalSize
+from ringleader.project.blob_store import size_text
 
+SHOWN_WRITTEN = 4
+"""Files and folders that the end of a job names for each machine."""
 _RED, _PLAIN = "\x1b[1;31m", "\x1b[0m"
 
 
@@ -56,6 +60,8 @@ class ShownJob:
     shows: Callable[[int], bool]
     only_rank: int | None = None
     tail_bytes: int = 0
+    fetched: Collection[str] = ()
+    """What is brought from the first machine at the end."""
     _signals: int = 0
     _leaving: int = 0
     """The signal at which this command leaves the job to itself."""
@@ -123,17 +129,32 @@ class ShownJob:
             text = f"job {job}: no machine answers any more: {'; '.join(silent)}"
             complain(f"{text}\nIt may go on there. Later: ringleader attach {job}")
             return 1
+        self._say_what_was_written(summary)
         if summary.cause is not None:
             text = f"job {job} failed: {summary.failure}"
             if summary.cause.outcome is None:
                 said = follower.launcher_said(summary.cause.machine)
                 text = f"{text}\n{printable(said)}" if said else text
+            if self.spec.is_synced and (hint := explain_missing(text, Path.cwd())):
+                text = f"{text}\n{hint}"
             complain(text)
         elif summary.state == JobState.STOPPED:
             self.say(f"job {job} was stopped")
         else:
             self.say(f"job {job} finished on {_list_done(summary)}")
         return summary.exit_status
+
+    def _say_what_was_written(self, summary: JobSummary) -> None:
+        first = self.spec.machines[0].name
+        told = {
+            name: list_written(record, self.fetched if name == first else ())
+            for name, record in summary.written.items()
+        }
+        for name, text in told.items():
+            if text:
+                self.say(f"{name} wrote {text}")
+        if any(told.values()):
+            self.say(f"to bring that here: ringleader fetch {self.spec.id}")
 
     # -- signals -------------------------------------------------------------------
 
@@ -180,6 +201,20 @@ class ShownJob:
             self.path, machines, self.spec.id, is_urgent=is_urgent
         ):
             self.say(f"could not stop {trouble}")
+
+
+def list_written(record: JobRecord, fetched: Collection[str] = ()) -> str:
+    """Return what the program wrote on a machine and is not ``fetched`` anyway, the
+    largest first; empty: nothing."""
+    left = [each for each in record.written if each.name.rstrip("/") not in fetched]
+    others = record.num_written - sum(each.num_files for each in record.written)
+    others += sum(each.num_files for each in left[SHOWN_WRITTEN:])
+    shown = [
+        f"{each.name} ({size_text(each.num_bytes)}"
+        + (f" in {each.num_files} files)" if each.num_files > 1 else ")")
+        for each in left[:SHOWN_WRITTEN]
+    ]
+    return ", ".join([*shown, *([f"{others} more files"] if others else [])])
 
 
 def complain(text: str) -> None:

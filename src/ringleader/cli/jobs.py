@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ringleader import settings
-from ringleader.cli.terminal import exit_on_error
+from ringleader.cli.terminal import exit_on_error, is_interactive, prompt
+from ringleader.errors import ConfigError
 
 if TYPE_CHECKING:  # slow to import; --help needs none of them
     from ringleader.jobs.client.job_summary import JobSummary
@@ -19,14 +21,34 @@ if TYPE_CHECKING:  # slow to import; --help needs none of them
 _COLOURS = {"running": "cyan", "failed": "red", "lost": "red", "succeeded": "green"}
 
 
+class Action(StrEnum):
+    """What to do."""
+
+    LIST = "list"
+    PRUNE = "prune"
+
+
 def jobs(
+    action: Annotated[
+        Action,
+        typer.Argument(help="prune: remove ended jobs, with the files they wrote."),
+    ] = Action.LIST,
+    keep: Annotated[
+        int, typer.Option(min=0, help="prune: how many of the newest stay.")
+    ] = 0,
+    yes: Annotated[bool, typer.Option("--yes", help="prune: do not ask.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the jobs of all machines of the cluster, running ones first."""
+    if action is Action.PRUNE:
+        with exit_on_error("jobs"):
+            _prune(keep, yes=yes)
+        return
     import asyncio
 
     from ringleader.jobs.client.channel import require_agent
     from ringleader.jobs.client.job_requests import list_jobs
+    from ringleader.project.blob_store import size_text
 
     with exit_on_error("jobs"):
         agent = require_agent(settings.home_directory())
@@ -40,7 +62,8 @@ def jobs(
         typer.echo("No jobs yet. Start one with: ringleader run train.py")
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("job", "state", "started", "took", "machines", "command"):
+    columns = ("job", "state", "started", "took", "disk", "machines", "command")
+    for column in columns:
         table.add_column(column, overflow="fold")
     for job in found:
         colour = _COLOURS.get(job.state, "")
@@ -50,10 +73,44 @@ def jobs(
             state,
             time.strftime("%b %d %H:%M", time.localtime(job.created_s)),
             _duration(job),
+            size_text(job.num_bytes) if job.num_bytes else "",
             _machines(job),
             _escape(job.spec.title),
         )
     Console(highlight=False).print(table)
+
+
+def _prune(keep: int, *, yes: bool) -> None:
+    """Remove the ended jobs of all machines, once the user has agreed."""
+    import asyncio
+
+    from ringleader.jobs.client.channel import require_agent
+    from ringleader.jobs.client.job_requests import list_jobs, prune_everywhere
+    from ringleader.project.blob_store import size_text
+
+    agent = require_agent(settings.home_directory())
+    if not yes:
+        found, _ = asyncio.run(list_jobs(agent))
+        ended = [job for job in found if job.state.is_over]
+        size = size_text(sum(job.num_bytes for job in ended))
+        text = f"{len(ended)} jobs have ended, {size} on all machines together"
+        if not is_interactive():
+            raise ConfigError(
+                f"{text}; nothing was removed: there is no terminal to ask; pass --yes"
+            )
+        question = f"{text}.\nRemove them with what they wrote"
+        question += f", but for the newest {keep} of each machine" if keep else ""
+        typed = prompt(f"{question}? [y/N] ", "nothing was removed").reveal()
+        if typed.strip().lower() not in ("y", "yes"):
+            raise ConfigError("nothing was removed")
+    done, troubles = asyncio.run(prune_everywhere(agent, keep))
+    for name, each in done.items():
+        number = "1 job" if each.num_jobs == 1 else f"{each.num_jobs} jobs"
+        typer.echo(f"{name}: {number} removed, {size_text(each.num_bytes)} freed")
+    for trouble in troubles:
+        typer.echo(f"could not ask {trouble}", err=True)
+    if troubles:
+        raise typer.Exit(1)
 
 
 def _machines(job: JobSummary) -> str:
@@ -86,6 +143,14 @@ def _plain(job: JobSummary) -> dict[str, Any]:
         "started_on": job.spec.started_on,
         "created_s": job.created_s,
         "ended_s": job.ended_s,
+        "num_bytes": job.num_bytes,
+        "written": {
+            name: [
+                {"name": w.name, "files": w.num_files, "bytes": w.num_bytes}
+                for w in record.written
+            ]
+            for name, record in job.written.items()
+        },
         "exit_status": job.exit_status if job.state.is_over else None,
         "machines": {name: str(state) for name, state in job.machines.items()},
         "failure": job.failure,

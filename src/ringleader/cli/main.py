@@ -24,6 +24,7 @@ SUMMARIES = {
     "run": "Find the other machines of the cluster and run SCRIPT on all of them.",
     "jobs": "List the jobs of all machines of the cluster, running ones first.",
     "logs": "Show what the ranks of a job have printed, on all machines.",
+    "fetch": "Bring files that a job wrote to this machine.",
     "attach": "Show the output of a job until it ends; Ctrl-C stops the job.",
     "stop": "End a job on all of its machines, from any machine of the cluster.",
     "coordinator": "Let workers find each other by gRPC where multicast does not work.",

@@ -196,8 +196,8 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
     """Find the other machines of the cluster and run SCRIPT on all of them.
 
     After 'ringleader up' on every machine, type this on one of them: the
-    program's files travel, all machines that accept jobs run it, and what
-    it prints comes here. Without 'up', or with --here, type the same
+    program's files travel, this machine and all that accept jobs run it,
+    and what it prints comes here. Without 'up', or with --here, type the same
     command on every machine, in any order.
 
     When a machine is lost, the others restart the workers without it; when

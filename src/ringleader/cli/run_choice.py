@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import typer
 
 from ringleader import settings
 from ringleader.cli import run_options
+from ringleader.cli.travel import travelling_folder
 from ringleader.errors import ConfigError
 from ringleader.node.launch.program import Program
 from ringleader.settings.tracing import check_path
@@ -26,7 +28,7 @@ ALL_MACHINES = (
 """Options for a command that is typed on one machine."""
 FORWARDED = (
     *("max_restarts", "survive", "tensor_port", "transport", "timeout", "any_script"),
-    *("plaintext", "compress", "checkpoint", "dry_run", "backend"),
+    *("plaintext", "compress", "dry_run", "backend"),
 )
 """Options that the launcher of each machine gets as they were given."""
 _FLAGS = {"without": "--not"}
@@ -78,6 +80,11 @@ def forwarded_options(ctx: typer.Context) -> list[str]:
             found += [flag(name)] if value is True else [flag(name), str(value)]
     if _is_given(ctx, "trace"):  # into the folder of the job, and home from there
         found += ["--trace", Path(ctx.params["trace"]).name]
+    if _is_given(ctx, "checkpoint"):
+        folder = ctx.params["checkpoint"]
+        home = Path(os.path.expanduser("~"))
+        folder = travelling_folder(folder, Path.cwd(), home)
+        found += ["--checkpoint", folder]
     return found
 
 

@@ -170,7 +170,9 @@ def _export(options: RunOptions) -> None:
         settings.export({"RINGLEADER_COMPRESS": options.compress})
     if options.checkpoint:
         is_url = "://" in options.checkpoint
-        folder = options.checkpoint if is_url else os.path.abspath(options.checkpoint)
+        folder = options.checkpoint
+        if not is_url:  # ~ of each machine's user, if the option came from another one
+            folder = os.path.abspath(os.path.expanduser(folder))
         settings.export({"RINGLEADER_CHECKPOINT": folder})
     if options.trace:
         settings.export(trace_environment(options.trace))

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from ringleader.errors import ConfigError
 from ringleader.project.manifest import CHUNK_BYTES, MAX_MANIFEST_BYTES
@@ -87,15 +88,33 @@ class BlobStore:
             raise ConfigError(f"{path}: {text}")
         return data
 
+    def copy_into(self, digest: str, out: BinaryIO) -> None:
+        """Append a chunk to an unbuffered file; raises ConfigError as ``get`` does.
+
+        Where the file system has clones (btrfs, XFS), both share one copy on the disk
+        until one of them is written. A hard link would not do: a program that writes
+        into its file would write into the store.
+        """
+        data, cloned = self.get(digest), 0
+        if hasattr(os, "copy_file_range"):
+            with suppress(OSError), open(self._path(digest), "rb") as file:
+                cloned = os.copy_file_range(file.fileno(), out.fileno(), len(data))
+        left = memoryview(data)[cloned:]
+        while left:
+            left = left[out.write(left) :]
+
     def check_room(self, num_bytes: int) -> None:
         """Raise ConfigError if the disk has no room for this many bytes."""
         check_room(self.folder, num_bytes)
 
-    def evict(self, max_bytes: int = MAX_STORE_BYTES) -> int:
+    def evict(self, max_bytes: int | None = None) -> int:
         """Delete the longest unused chunks beyond ``max_bytes``; return their bytes.
 
-        Also deletes what crashed processes have left half written.
+        By default that is 8 GB, and a tenth of a small disk. Also deletes what crashed
+        processes have left half written.
         """
+        if max_bytes is None:
+            max_bytes = share_of_disk(self.folder, MAX_STORE_BYTES, 10)
         unused_before_s = time.time() - IN_USE_S
         found: list[tuple[float, int, Path]] = []
         for path in self._files():
@@ -135,6 +154,13 @@ def size_text(num_bytes: int) -> str:
             return f"{size:.3g} {unit}"
         size /= 1000
     return f"{size:,.3g} TB"
+
+
+def share_of_disk(folder: Path, most_bytes: int, part: int) -> int:
+    """Return ``most_bytes``, or one of ``part`` parts of the disk if that is less."""
+    with suppress(OSError):
+        return min(most_bytes, shutil.disk_usage(_existing(folder)).total // part)
+    return most_bytes
 
 
 def check_room(folder: Path, num_bytes: int) -> None:

@@ -13,7 +13,7 @@ import shutil
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,8 +32,9 @@ from ringleader.project.environment_recipe import Recipe, find_recipe
 
 FOLDER = "environments"
 KEPT = 5
-KEPT_S = 30 * 86400.0
-"""An environment is deleted if it was not used for so long and more are kept."""
+KEPT_S = 3 * 86400.0
+"""An environment is deleted if no job began with it for so long and more are kept: a
+list with ``./pkg`` makes another one for each change there."""
 HALF_MADE_S = 86400.0
 """No environment takes a day to make."""
 
@@ -61,10 +62,17 @@ class MadeEnvironment:
         return (self.folder / _COMPLETE).exists()
 
 
-def make_environment(folder: Path, script: str, home: Path, deadline: Deadline) -> Path:
+def make_environment(
+    folder: Path,
+    script: str,
+    home: Path,
+    deadline: Deadline,
+    in_use: Container[Path] = (),
+) -> Path:
     """Return the interpreter of the environment that the project in ``folder`` lists.
 
-    It is made with uv if that is installed, else with pip. Raises ConfigError with the
+    It is made with uv if that is installed, else with pip. Old ones are deleted, but
+    for those whose interpreters are ``in_use``. Raises ConfigError with the
     last words of the installer, or if there is no list or no time left.
     """
     recipe = find_recipe(folder, script)
@@ -73,7 +81,7 @@ def make_environment(folder: Path, script: str, home: Path, deadline: Deadline) 
     with _locked(kept, recipe.digest, deadline):
         if not made.is_complete:
             shutil.rmtree(made.folder, ignore_errors=True)  # of a killed agent
-            delete_unused(kept.path)
+            delete_unused(kept.path, in_use)
             try:
                 _make(made, recipe, deadline)
             except BaseException:
@@ -179,15 +187,16 @@ def _locked(kept: Home, name: str, deadline: Deadline) -> Iterator[None]:
         held.close()
 
 
-def delete_unused(path: Path) -> None:
-    """Delete environments that were not used for long, except for the newest, and what
-    killed agents have left half made."""
+def delete_unused(path: Path, in_use: Container[Path] = ()) -> None:
+    """Delete environments that were not used for long, except for the newest and those
+    ``in_use``, and what killed agents have left half made."""
     used: list[tuple[float, Path]] = []
     for each in path.glob(f"*/{_COMPLETE}"):
         with suppress(OSError):
             used.append((each.stat().st_mtime, each.parent))
     for used_s, folder in sorted(used, reverse=True)[KEPT:]:
-        if used_s < time.time() - KEPT_S:
+        is_needed = MadeEnvironment(folder).python in in_use
+        if used_s < time.time() - KEPT_S and not is_needed:
             shutil.rmtree(folder, ignore_errors=True)
     for folder in path.iterdir():
         with suppress(OSError):

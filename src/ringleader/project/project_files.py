@@ -7,7 +7,8 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,6 +84,7 @@ def keep(project: ProjectFiles, store: BlobStore) -> None:
 
     Raises ConfigError if the disk is full, or if a file has changed since ``collect``.
     """
+    store.evict()
     lacking = missing(project.manifest, store)
     store.check_room(sum(lacking.values()))
     for file in project.manifest.files:
@@ -139,15 +141,64 @@ def _write_all(manifest: Manifest, store: BlobStore, folder: Path) -> None:
         mode = 0o700 if file.is_executable else 0o600
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         flags |= getattr(os, "O_NOFOLLOW", 0)
-        with open(os.open(path, flags, mode), "wb") as out:
+        with open(os.open(path, flags, mode), "wb", buffering=0) as out:
             for digest in file.sha256:
-                out.write(store.get(digest))
+                store.copy_into(digest, out)
             if out.tell() != file.num_bytes:
                 raise ConfigError(f"{path}: its parts have another size; start again")
     for link in manifest.links:
         path = folder / link.path
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.symlink(link.target, path)
+
+
+def find_written(manifest: Manifest, folder: Path) -> dict[str, os.stat_result]:
+    """Return the plain files below ``folder`` that are not as ``unpack`` wrote them.
+
+    Everything is read: times of files say nothing certain. Caches of Python, and what
+    cannot be read, are left out.
+    """
+    original = {file.path: file for file in manifest.files}
+    found = {}
+    for path in sorted(_plain_files(folder)):
+        name = path.relative_to(folder).as_posix()
+        with suppress(OSError):
+            state = path.lstat()
+            if not _is_as(original.get(name), path, state):
+                found[name] = state
+    return found
+
+
+def drop_unchanged(
+    manifest: Manifest, folder: Path, written: Container[str], kept_bytes: int
+) -> None:
+    """Delete the files that ``find_written`` did not name, but for the smallest ones.
+
+    They are in the store, and on the machine from which they came.
+    """
+    for file in sorted(manifest.files, key=lambda file: file.num_bytes):
+        kept_bytes -= file.num_bytes
+        if kept_bytes < 0 and file.path not in written:
+            with suppress(OSError):
+                (folder / file.path).unlink()
+
+
+def _plain_files(folder: Path) -> Iterator[Path]:
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        for name in names:
+            path = Path(place, name)
+            with suppress(OSError):
+                if stat.S_ISREG(path.lstat().st_mode):
+                    yield path
+
+
+def _is_as(file: ProjectFile | None, path: Path, state: os.stat_result) -> bool:
+    if file is None or file.num_bytes != state.st_size:
+        return False
+    chunks = _read_chunks(path, file.num_bytes)
+    found = tuple(hashlib.sha256(data).hexdigest() for data in chunks)
+    return found == file.sha256
 
 
 def _look_at(listed: FileList) -> _Found:

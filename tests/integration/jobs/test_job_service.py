@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,10 +15,12 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
+from unittest.mock import ANY
 
 import pytest
 
 from ringleader.errors import PeerRefused, RingleaderError
+from ringleader.ids import NodeId
 from ringleader.jobs.client.channel import Channel, ResidentAgent, find_agent
 from ringleader.jobs.client.fetch_results import fetch_results
 from ringleader.jobs.client.follow_job import JobFollower
@@ -25,12 +28,14 @@ from ringleader.jobs.client.job_requests import find_job, list_jobs, stop_everyw
 from ringleader.jobs.client.job_summary import JobSummary
 from ringleader.jobs.client.machine_choice import all_machines
 from ringleader.jobs.client.output_view import PlainView
-from ringleader.jobs.client.start_job import JobStart
+from ringleader.jobs.client.start_job import JobStart, Project
 from ringleader.jobs.machine.job_folder import JobFolder, find_jobs, jobs_directory
 from ringleader.jobs.machine.project_transfer import project_store
+from ringleader.jobs.machine.prune_jobs import prune_jobs
 from ringleader.jobs.protocol.job_record import JobRecord, JobState
 from ringleader.jobs.protocol.job_spec import JobMachine, JobSpec
 from ringleader.jobs.protocol.messages import (
+    EVERYTHING,
     Changed,
     Chunk,
     ChunksNeeded,
@@ -41,6 +46,8 @@ from ringleader.jobs.protocol.messages import (
     Output,
     Prepare,
     Prepared,
+    Prune,
+    Pruned,
     Start,
     Stop,
 )
@@ -52,6 +59,7 @@ from ringleader.node.launch.resident_agent import (
     stop_resident,
 )
 from ringleader.node.protocol.agent_config import AgentConfig
+from ringleader.project import BlobStore, collect, keep
 from ringleader.project.manifest import Manifest, ProjectFile, encode
 from ringleader.testing.node_process import make_home
 from tests.kit.machines import RINGLEADER
@@ -535,3 +543,102 @@ def test_no_jobs_works_from_any_shell_and_names_and_ends_jobs_of_others(
     stop = stop_everywhere(pair.agent(0).path, own.machines, own.id, is_urgent=True)
     assert run(stop) == []
     follow(pair, own)
+
+
+def test_an_ended_job_keeps_no_second_copy_of_the_data_and_says_what_it_wrote(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program writes into its data in place, as it may: the store has it as it was,
+    and so has the next job. Here this process writes, while the launcher waits."""
+    monkeypatch.setattr("ringleader.jobs.client.start_job.PROGRESS_S", 0.0)
+    (tmp_path / "project/sub").mkdir(parents=True)
+    data = os.urandom(20 << 20)
+    for name, content in (("data.bin", data), ("small.bin", data[:5000])):
+        (tmp_path / "project" / name).write_bytes(content)
+    script = tmp_path / "project/sub/train.py"
+    script.write_text("print('hello')")
+    waits = ["--min-nodes", "2", "--max-nodes", "2"]
+    store = BlobStore(tmp_path / "store")
+
+    def train() -> tuple[JobSpec, JobRecord, list[str]]:
+        files, said = collect(script), list[str]()
+        keep(files, store)
+        spec = spec_of(pair, tmp_path, is_synced=True, folder="sub", options=waits)
+        project = Project(manifest=files.manifest, store=store)
+        run(JobStart(pair.agent(1).path, spec, project, said.append).run())
+        folder = JobFolder(_jobs_of(pair) / spec.id)
+        assert (folder.work / "data.bin").read_bytes() == data
+        assert (folder.work / "small.bin").read_bytes() == data[:5000]
+        with open(folder.work / "small.bin", "r+b") as file:
+            file.write(b"changed" if len(said) > 1 else data[:7])
+        (folder.work / "sub/out/deep").mkdir(parents=True)
+        (folder.work / "sub/out/deep/model.pt").write_bytes(bytes(3000))
+        (folder.work / "sub/out/log.txt").write_text("x")
+        machine = spec.machines
+        stop = stop_everywhere(pair.agent(1).path, machine, spec.id, is_urgent=True)
+        assert run(stop) == []
+        assert follow(pair, spec, by=1)[0].state == JobState.STOPPED
+        return spec, folder.stored(), said
+
+    subprocess.run(["git", "init", "-q", str(tmp_path / "project")], check=True)
+    spec, record, said = train()
+    assert said[0] == "sending 21 MB to open"
+    assert re.fullmatch(r"1\.05 MB of 21 MB sent to open; about \d+ s .*/s", said[1])
+    work = JobFolder(_jobs_of(pair) / spec.id).work
+    assert sorted(os.listdir(work)) == ["small.bin", "sub"], "in the store only"
+    assert [(w.name, w.num_files, w.num_bytes) for w in record.written] == [
+        ("../small.bin", 1, 5000),
+        ("out/", 2, 3001),
+    ]
+    assert record.num_written == 3
+    assert 0 < record.num_bytes < 200_000
+
+    into = tmp_path / "home"
+    machine = spec.machines[0]
+    names = run(
+        fetch_results(pair.agent(1).path, machine, spec.id, name=EVERYTHING, into=into)
+    )
+    assert names == ["small.bin", "sub/out/deep/model.pt", "sub/out/log.txt"]
+    assert (into / "small.bin").read_bytes().startswith(b"changed")
+
+    _, record, said = train()
+    assert said == [], "all of it is there already, as it was"
+    assert [w.name for w in record.written] == ["out/"]
+
+    jobs, _ = run(list_jobs(pair.agent(1)))
+    found = next(job for job in jobs if job.spec.id == spec.id)
+    assert found.num_bytes
+    assert list(found.written) == ["open"]
+    number = len(pair.folders(0)) - 1
+    assert ask(pair, 1, 0, Prune(1)) == Pruned(number, ANY)
+    assert len(pair.folders(0)) == 1
+
+
+@pytest.mark.usefixtures("pair")
+def test_the_oldest_jobs_go_first_and_the_newest_stays(tmp_path: Path) -> None:
+    machine = JobMachine(NodeId("a" * 52), "open")
+    sizes = {"oldest": 300, "killed": 0, "large": 5_000, "new": 10}
+    for number, (name, size) in enumerate(sizes.items()):
+        folder = JobFolder(tmp_path / name)
+        folder.make()
+        (folder.logs / "rank-0.log").write_bytes(bytes(size * 1000))
+        state = JobState.RUNNING if name == "killed" else JobState.FAILED
+        folder.write(
+            JobRecord(
+                spec=JobSpec(id=name, script="x.py", machines=[machine]),
+                machine="open",
+                state=state,
+                created_s=number,
+                work=str(folder.work),
+            )
+        )
+    assert prune_jobs(tmp_path, 4, 10_000_000) == []
+    assert JobFolder(tmp_path / "killed").stored().state == JobState.LOST
+    removed = prune_jobs(tmp_path, 4, 5_100_000)
+    assert [each.spec.id for each in removed] == ["oldest"]
+    assert removed[0].num_bytes >= 300_000
+    removed = prune_jobs(tmp_path, 4, 10)
+    assert sorted(each.spec.id for each in removed) == ["killed", "large"]
+    assert os.listdir(tmp_path) == ["new"], "whatever it takes"
+    prune_jobs(tmp_path, 0, 10)
+    assert os.listdir(tmp_path) == []

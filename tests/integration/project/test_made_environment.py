@@ -24,7 +24,12 @@ from ringleader.project import (
 )
 from ringleader.project.command import Command
 from ringleader.project.environment import NeededDistribution
-from ringleader.project.made_environment import KEPT, KEPT_S, delete_unused
+from ringleader.project.made_environment import (
+    KEPT,
+    KEPT_S,
+    MadeEnvironment,
+    delete_unused,
+)
 from tests.kit.wheels import make_wheel
 
 LIMIT_S = 300.0
@@ -100,9 +105,11 @@ def test_environments_that_nobody_uses_are_deleted(tmp_path: Path) -> None:
     for name in ("half", "being made"):
         (tmp_path / name).mkdir()
     os.utime(tmp_path / "half", (0, 0))
-    delete_unused(tmp_path)
+    running = f"e{KEPT + 2}"
+    delete_unused(tmp_path, [MadeEnvironment(tmp_path / running).python])
     left = {path.name for path in tmp_path.iterdir()}
-    assert left == {"being made", *(f"e{number}" for number in range(KEPT + 1))}
+    names = {f"e{number}" for number in range(KEPT + 1)}
+    assert left == {"being made", running, *names}
 
 
 def test_a_command_that_is_stopped_ends_with_its_children(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Iterator
@@ -17,7 +18,7 @@ from ringleader.ids import NodeId
 from ringleader.jobs.machine.project_transfer import receive_project
 from ringleader.jobs.protocol.messages import Chunk, ChunksNeeded, decode_job_reply
 from ringleader.node.agent.service_stream import ServiceStream
-from ringleader.project import BlobStore, ProjectFiles, collect, keep
+from ringleader.project import BlobStore, ProjectFiles, collect, keep, unpack
 from ringleader.project.manifest import encode
 
 LIMIT_S = 120.0
@@ -152,3 +153,44 @@ def test_too_much_and_damaged_parts_are_refused(
         asyncio.run(receive(body, store))
     assert not (tmp_path / "job").exists()
     assert not [path for path in store.folder.rglob("*") if path.is_file()]
+
+
+@pytest.fixture
+def cloning_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system whose files can share blocks."""
+    image, folder = tmp_path / "image", tmp_path / "disk"
+    folder.mkdir()
+    with open(image, "wb") as file:
+        file.truncate(400 << 20)
+    make = ["mkfs.btrfs", "-q", str(image)]
+    if shutil.which(make[0]) is None or subprocess.run(make, check=False).returncode:
+        pytest.skip("needs mkfs.btrfs")
+    mount = ["mount", "-o", "loop", str(image), str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("only root mounts file systems")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_jobs_share_the_blocks_of_the_store_where_the_disk_has_clones(
+    tmp_path: Path, cloning_disk: Path
+) -> None:
+    """Until one writes: it changes its own copy only."""
+    script = tmp_path / "project" / "train.py"
+    script.parent.mkdir()
+    script.write_text("1")
+    data = os.urandom((32 << 20) + 1)
+    (script.parent / "data.bin").write_bytes(data)
+    files, store = collect(script), BlobStore(cloning_disk / "store")
+    keep(files, store)
+    os.sync()
+    before = shutil.disk_usage(cloning_disk).used
+    for name in ("one", "two"):
+        unpack(files.manifest, store, cloning_disk / name)
+    with open(cloning_disk / "one/data.bin", "r+b") as file:
+        file.write(b"changed")
+    os.sync()
+    assert shutil.disk_usage(cloning_disk).used - before < 8 << 20
+    assert (cloning_disk / "two/data.bin").read_bytes() == data
+    assert (cloning_disk / "one/data.bin").read_bytes() == b"changed" + data[7:]
+    unpack(files.manifest, store, cloning_disk / "three")  # reads all of the store

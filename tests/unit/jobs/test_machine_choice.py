@@ -117,7 +117,9 @@ def test_two_machines_of_one_name_are_told_apart() -> None:
     assert len(names(Wanted(on=[node_id("other")[:8]]), twins)) == 1
 
 
-def test_this_machine_runs_its_own_jobs_only_if_it_is_named_or_accepts() -> None:
+def test_this_machine_runs_its_own_jobs_also_if_it_refuses_those_of_others() -> None:
     shy = snapshot(row("desk", accepts_jobs=False), row("attic"))
-    assert names(Wanted(), shy) == ["attic"]
+    assert names(Wanted(), shy) == ["desk", "attic"]
+    assert idle_machines(shy, choose_machines(shy, Wanted()), Wanted()) == []
+    assert names(Wanted(without=["desk"]), shy) == ["attic"]
     assert names(Wanted(on=["desk", "attic"]), shy) == ["desk", "attic"]

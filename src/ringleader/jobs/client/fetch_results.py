@@ -11,7 +11,7 @@ from ringleader.data.file_names import check_name
 from ringleader.errors import ConfigError, ProtocolError
 from ringleader.jobs.client.channel import Channel
 from ringleader.jobs.protocol.job_spec import JobMachine
-from ringleader.jobs.protocol.messages import Done, Fetch, FilePart
+from ringleader.jobs.protocol.messages import EVERYTHING, Done, Fetch, FilePart
 
 ANSWER_S = 120.0
 _TEMPORARY = ".fetching-"
@@ -21,6 +21,8 @@ async def fetch_results(
     path: Path, machine: JobMachine, job: str, *, name: str, into: Path
 ) -> list[str]:
     """Fetch the file or folder ``name`` of a job into ``into``; return the names.
+
+    ``EVERYTHING``: all that the program wrote, as it lies in its project.
 
     A file is there completely or not at all, and replaces one that was there. Raises
     ``PeerRefused`` if rank 0 wrote no such file.
@@ -85,7 +87,12 @@ class _Receiver:
             check_name(name)
         except ValueError as exc:
             raise ProtocolError(self._machine, f"sent a file: {exc}") from None
-        if name != self._wanted and not name.startswith(f"{self._wanted}/"):
+        is_any = self._wanted == EVERYTHING
+        if (
+            not is_any
+            and name != self._wanted
+            and not name.startswith(f"{self._wanted}/")
+        ):
             raise ProtocolError(self._machine, f"sent {name!r}, which nobody asked for")
         folder = (self._into / name).parent
         folder.mkdir(parents=True, exist_ok=True)

@@ -13,9 +13,19 @@ from ringleader.jobs.client.job_summary import JobSummary, summarize
 from ringleader.jobs.client.machine_choice import all_machines
 from ringleader.jobs.protocol.job_record import JobRecord
 from ringleader.jobs.protocol.job_spec import JobMachine, JobSpec
-from ringleader.jobs.protocol.messages import Changed, JobList, JobReply, ListJobs, Stop
+from ringleader.jobs.protocol.messages import (
+    Changed,
+    JobList,
+    JobReply,
+    ListJobs,
+    Prune,
+    Pruned,
+    Stop,
+)
 
 ASK_S = 15.0
+PRUNE_S = 300.0
+"""How long a machine may take to delete large folders."""
 END_S = 60.0
 """How long a stopped job may take to end: its supervisor kills it after 30 s."""
 POLL_S = 0.2
@@ -112,9 +122,37 @@ async def stop_everywhere(
     return troubles
 
 
-async def _ask(path: Path, machine: JobMachine, request: ListJobs | Stop) -> JobReply:
+async def prune_everywhere(
+    agent: ResidentAgent, kept: int
+) -> tuple[dict[str, Pruned], list[str]]:
+    """Remove the ended jobs of all machines but for the newest of each.
+
+    Returns what each machine has removed, by its name, and which could not be asked.
+    """
+    machines = all_machines(agent.snapshot)
+    replies = await asyncio.gather(
+        *(_ask(agent.path, each, Prune(kept), PRUNE_S) for each in machines),
+        return_exceptions=True,
+    )
+    done, troubles = dict[str, Pruned](), []
+    for machine, reply in zip(machines, replies, strict=True):
+        if isinstance(reply, PeerError | ConfigError):
+            troubles.append(f"{machine.name}: {reply}")
+        elif isinstance(reply, BaseException):
+            raise reply
+        elif isinstance(reply, Pruned):
+            done[machine.name] = reply
+    return done, troubles
+
+
+async def _ask(
+    path: Path,
+    machine: JobMachine,
+    request: ListJobs | Stop | Prune,
+    within_s: float = ASK_S,
+) -> JobReply:
     channel = await Channel.open(path, machine)
     try:
-        return await channel.ask(request, ASK_S)
+        return await channel.ask(request, within_s)
     finally:
         channel.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ringleader.jobs.protocol.job_record import JobRecord, JobState
 from ringleader.jobs.protocol.job_spec import JobSpec
@@ -28,6 +28,10 @@ class JobSummary:
     """Name of each machine -> state of the job there."""
     cause: JobRecord | None = None
     """The record of the machine that failed first; None unless the job failed."""
+    num_bytes: int = 0
+    """What it takes on the disks of all machines, as far as it has ended."""
+    written: dict[str, JobRecord] = field(default_factory=dict)
+    """Name of each machine where the program wrote files -> its record."""
 
     @property
     def failure(self) -> str:
@@ -64,6 +68,8 @@ def summarize(records: Mapping[str, JobRecord]) -> JobSummary:
         exit_status=_exit_status(state, cause),
         machines={n: records[n].state if n in records else SILENT for n in names},
         cause=cause,
+        num_bytes=sum(r.num_bytes for r in records.values()),
+        written={n: records[n] for n in names if n in records and records[n].written},
     )
 
 

@@ -39,18 +39,19 @@ def all_machines(snapshot: Snapshot) -> list[JobMachine]:
 def choose_machines(snapshot: Snapshot, wanted: Wanted) -> list[JobMachine]:
     """Return the machines that run a job; the first one has rank 0.
 
-    That is this machine, if it takes part. Raises ``ConfigError`` if there are too few,
-    or none of a name.
+    That is this machine, if it takes part: also without a permission for jobs of
+    others, as it is its user who asks. Raises ``ConfigError`` if there are too few, or
+    none of a name.
     """
     up = all_machines(snapshot)
-    accepting = {row.node for row in snapshot.nodes if row.accepts_jobs}
     here = snapshot.node
-    excluded = {_find(name, up, "--not").node for name in wanted.without}
+    accepting = {row.node for row in snapshot.nodes if row.accepts_jobs} | {here}
+    excluded = {find_machine(name, up, "--not").node for name in wanted.without}
     if wanted.on:
-        named = [_find(name, up, "--on") for name in wanted.on]
+        named = [find_machine(name, up, "--on") for name in wanted.on]
         chosen = list(dict.fromkeys(named))
         for machine in chosen:
-            if machine.node not in accepting and machine.node != here:
+            if machine.node not in accepting:
                 raise ConfigError(f"--on {machine.name}: {_refusal(machine)}")
     else:
         chosen = [machine for machine in up if machine.node in accepting]
@@ -80,7 +81,7 @@ def _refusal(machine: JobMachine) -> str:
     return f"takes no jobs; allow them on {machine.name} with: ringleader up --jobs"
 
 
-def _find(name: str, up: Sequence[JobMachine], option: str) -> JobMachine:
+def find_machine(name: str, up: Sequence[JobMachine], option: str) -> JobMachine:
     """Return the machine of a name, or of the beginning of an id."""
     plain = name.replace("-", "")
     found = [m for m in up if name in (m.name, m.name.partition(" (")[0])] or [

@@ -7,6 +7,7 @@ prepare the job ends it, with one error that names the machine.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +45,8 @@ PREPARE_S = 900.0
 """How long it may take to unpack, and to look at its environment."""
 START_S = OWN_PROCESS_S + 60.0
 """How long its supervisor may take to start; a machine that is lost is noticed."""
+PROGRESS_S = 5.0
+"""How often the user is told how far hundreds of megabytes are."""
 
 Say = Callable[[str], None]
 T = TypeVar("T")
@@ -119,9 +122,12 @@ class JobStart:
         if reply.digests:
             total = size_text(sum(sizes[digest] for digest in reply.digests))
             self.say(f"sending {total} to {channel.machine.name}")
+        progress = _Progress(channel.machine.name, sum(sizes[d] for d in reply.digests))
         for digest in reply.digests:
             data = await asyncio.to_thread(project.store.get, digest)
             await channel.send(Chunk(digest, data))
+            if text := progress.add(len(data)):
+                self.say(text)
 
     def _check_environments(self, ready: list[tuple[JobMachine, Prepared]]) -> None:
         if self.needs is None:
@@ -143,6 +149,30 @@ class JobStart:
                 hint = ""
             raise ConfigError(f"{text}\n{table}{hint}")
         self.say(f"the machines differ a little, and the job goes on:\n{table}")
+
+
+@dataclass(slots=True)
+class _Progress:
+    """How far the files are on their way to a machine."""
+
+    machine: str
+    total: int
+    sent: int = 0
+    began_s: float = field(default_factory=time.monotonic)
+    told_s: float = field(default_factory=time.monotonic)
+
+    def add(self, num_bytes: int) -> str:
+        """Return what to tell the user after ``num_bytes`` more; mostly nothing."""
+        now_s = time.monotonic()
+        self.sent += num_bytes
+        if now_s - self.told_s < PROGRESS_S or self.sent == self.total:
+            return ""
+        self.told_s = now_s
+        rate = self.sent / max(now_s - self.began_s, 1e-3)
+        left_s = (self.total - self.sent) / rate
+        text = f"{size_text(self.sent)} of {size_text(self.total)} sent"
+        text = f"{text} to {self.machine}; about {left_s:.0f} s are left"
+        return f"{text} at {size_text(round(rate))}/s"
 
 
 async def all_or_first_error(works: Iterable[Coroutine[None, None, T]]) -> list[T]:

@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from ringleader.data.file_names import check_name
 from ringleader.deadline import Cancellation, Deadline
 from ringleader.errors import ConfigError
+from ringleader.jobs.machine.job_folder import interpreters_in_use
 from ringleader.jobs.protocol.job_spec import JobSpec
 from ringleader.jobs.protocol.messages import ENVIRONMENT_S
 from ringleader.node.agent.service_stream import ServiceStream
@@ -78,5 +79,6 @@ def _find_or_make(
     if not spec.syncs_environment or not refuses(compare_environment(needs, facts)):
         return "", facts
     program = PurePosixPath(spec.folder, "__main__" if spec.is_module else spec.script)
-    python = make_environment(project, str(program), home, deadline)
+    in_use = interpreters_in_use(home)
+    python = make_environment(project, str(program), home, deadline, in_use)
     return str(python), facts_of(python, needs, deadline)

@@ -1,8 +1,9 @@
 """``JobFolder``: the files of a job on one machine, below ``~/.ringleader/jobs``.
 
-``job.json`` is the record. ``job.lock`` is locked while an agent prepares the job and
-then while its supervisor lives. ``logs/`` has the output, ``work/`` the program's
-files, ``reserve`` holds room on the disk. Nothing of a job lies anywhere else.
+``job.json`` is the record, ``files.json`` the list of the files that travelled.
+``job.lock`` is locked while an agent prepares the job and then while its supervisor
+lives. ``logs/`` has the output, ``work/`` the program's files, ``reserve`` holds room
+on the disk. Nothing of a job lies anywhere else.
 """
 
 from __future__ import annotations
@@ -27,15 +28,23 @@ from ringleader.jobs.protocol.job_record import (
     encode_record,
 )
 from ringleader.node.protocol.agent_config import run_directory
+from ringleader.project import Manifest
+from ringleader.project.blob_store import share_of_disk
+from ringleader.project.manifest import decode
+from ringleader.settings.jobs_limit import DEFAULT_MB, jobs_limit_bytes
 
 KEPT_JOBS = 20
-"""Ended jobs whose folders are kept; older ones are removed when a new one comes."""
+"""Ended jobs whose folders are kept; older ones are removed when a new one comes, and
+those beyond ``kept_bytes``."""
+DISK_PART = 5
+"""At most this part of the disk is for ended jobs, unless the user says otherwise."""
 RESERVE_BYTES = 64 << 10
 """Kept free for the record of a running job: some blocks of any file system."""
 _FOLDER = "jobs"
 _RECORD = "job.json"
 _LOCK = "job.lock"
 _RESERVE = "reserve"
+_FILES = "files.json"
 
 
 def jobs_directory(home: Path) -> Path:
@@ -73,6 +82,17 @@ class JobFolder:
     def socket(self) -> Path:
         """Unix socket at which workers get their output."""
         return self.path / "output.sock"
+
+    def keep_manifest(self, data: bytes) -> None:
+        """Keep the list of the files that travelled, to know later what was written."""
+        write_private(self.path / _FILES, Secret(data))
+
+    def manifest(self) -> Manifest | None:
+        """Return the files that travelled; None if none did."""
+        try:
+            return decode((self.path / _FILES).read_bytes())
+        except (OSError, ValueError):
+            return None
 
     def make(self) -> None:
         """Make the folder; raises ``ConfigError`` if the job exists or it cannot."""
@@ -145,17 +165,30 @@ class JobFolder:
 def find_jobs(directory: Path) -> list[JobRecord]:
     """Return the records of all jobs of this machine, the newest first."""
     found = []
-    for folder in _folders(directory):
+    for folder in job_folders(directory):
         with contextlib.suppress(ConfigError, ProtocolError):
             found.append(folder.read())
     return sorted(found, key=lambda record: record.created_s, reverse=True)
+
+
+def interpreters_in_use(home: Path) -> set[Path]:
+    """Return the interpreters of jobs that run, also on machines with the same home."""
+    found = set[Path]()
+    for host in (home / _FOLDER).glob("*"):
+        for folder in job_folders(host):
+            with contextlib.suppress(ConfigError, ProtocolError):
+                record = folder.stored()
+                if record.python and not record.state.is_over:
+                    found.add(Path(record.python))
+    return found
 
 
 def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _folders(directory: Path) -> list[JobFolder]:
+def job_folders(directory: Path) -> list[JobFolder]:
+    """Return the folders of all jobs of this machine."""
     try:
         names = sorted(os.listdir(directory))
     except OSError:
@@ -163,20 +196,9 @@ def _folders(directory: Path) -> list[JobFolder]:
     return [JobFolder(directory / name) for name in names]
 
 
-def prune_jobs(directory: Path, kept: int = KEPT_JOBS) -> None:
-    """Remove the oldest ended jobs, and what a killed agent left half prepared."""
-    ended = []
-    for folder in _folders(directory):
-        try:
-            record = folder.read()
-            is_started = folder.stored().state != JobState.PREPARED
-        except (ConfigError, ProtocolError):
-            continue  # another agent makes it just now, or a user put it here
-        if record.state.is_over and not is_started:
-            folder.remove()
-            continue
-        if record.state.is_over:
-            ended.append((record.created_s, folder))
-    ended.sort(key=lambda each: each[0], reverse=True)
-    for _, folder in ended[kept:]:
-        folder.remove()
+def kept_bytes(directory: Path) -> int:
+    """Return how much ended jobs may take on the disk of ``directory``."""
+    given = jobs_limit_bytes()
+    if given is not None:
+        return given
+    return share_of_disk(directory, DEFAULT_MB * 1_000_000, DISK_PART)

@@ -14,6 +14,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from ringleader.jobs.machine.output_stream import (
 )
 from ringleader.jobs.machine.preparation import Machine, prepare_job
 from ringleader.jobs.machine.project_transfer import project_store
+from ringleader.jobs.machine.prune_jobs import prune_jobs
 from ringleader.jobs.machine.result_files import send_files
 from ringleader.jobs.protocol.job_record import JobRecord, JobState
 from ringleader.jobs.protocol.messages import (
@@ -41,6 +43,8 @@ from ringleader.jobs.protocol.messages import (
     JobRequest,
     ListJobs,
     Prepare,
+    Prune,
+    Pruned,
     Stop,
     decode_job_request,
 )
@@ -145,12 +149,20 @@ class JobService:
                 await stream.send(
                     Changed(record if is_shown else without_output(record))
                 )
+            case Prune(kept=kept):
+                self._check(stream)
+                await stream.send(await asyncio.to_thread(self._prune, kept))
             case Fetch():
                 folder = self._folder(request.job)
                 await send_files(stream, request, folder, lambda: self._check(stream))
             case _:
                 text = f"began with {type(request).__name__}"
                 raise ProtocolError(stream.who, text)
+
+    def _prune(self, kept: int) -> Pruned:
+        removed = prune_jobs(self.directory, kept, sys.maxsize)
+        freed = project_store(Path(self.core.config.home)).evict(max_bytes=0)
+        return Pruned(len(removed), freed + sum(each.num_bytes for each in removed))
 
     def _folder(self, job: str) -> JobFolder:
         folder = JobFolder(self.directory / job)

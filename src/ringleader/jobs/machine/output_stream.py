@@ -31,7 +31,9 @@ def without_output(record: JobRecord) -> JobRecord:
     """Return how a job stands without anything that its program has said."""
     said = record.outcome or JobOutcome()
     outcome = msgspec.structs.replace(said, text=WITHHELD)
-    return msgspec.structs.replace(record, outcome=outcome)
+    return msgspec.structs.replace(
+        record, outcome=outcome, written=[], num_written=0, num_bytes=0
+    )
 
 
 @dataclass(slots=True)

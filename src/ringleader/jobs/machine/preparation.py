@@ -23,8 +23,14 @@ from ringleader.errors import ConfigError, ProtocolError
 from ringleader.identity.storage.home import FileLock
 from ringleader.ids import NodeId
 from ringleader.jobs.machine.job_environment import import_folders, job_environment
-from ringleader.jobs.machine.job_folder import JobFolder, find_jobs, prune_jobs
+from ringleader.jobs.machine.job_folder import (
+    KEPT_JOBS,
+    JobFolder,
+    find_jobs,
+    kept_bytes,
+)
 from ringleader.jobs.machine.project_transfer import receive_project
+from ringleader.jobs.machine.prune_jobs import prune_jobs
 from ringleader.jobs.protocol.job_record import JobRecord, JobState
 from ringleader.jobs.protocol.job_spec import JobSpec
 from ringleader.jobs.protocol.messages import (
@@ -69,7 +75,8 @@ async def prepare_job(
     stream: ServiceStream, request: Prepare, machine: Machine
 ) -> subprocess.Popen[bytes]:
     """Prepare a job, wait for ``Start`` and return its supervisor's process."""
-    await asyncio.to_thread(prune_jobs, machine.directory)  # large folders take long
+    limit = KEPT_JOBS, kept_bytes(machine.directory)
+    await asyncio.to_thread(prune_jobs, machine.directory, *limit)
     known = await asyncio.to_thread(find_jobs, machine.directory)
     running = [record for record in known if not record.state.is_over]
     if len(running) >= MAX_RUNNING:
@@ -109,6 +116,7 @@ async def _fill(
         await receive_project(
             stream, request.manifest, machine.store, folder.work, machine.check
         )
+        folder.keep_manifest(request.manifest)
     work = working_folder(spec, folder)
     _check_program(spec, work)
     record = JobRecord(

@@ -12,8 +12,15 @@ from typing import BinaryIO
 from ringleader.data.file_names import is_text
 from ringleader.errors import ConfigError
 from ringleader.jobs.machine.job_folder import JobFolder
-from ringleader.jobs.protocol.messages import PART_BYTES, Done, Fetch, FilePart
+from ringleader.jobs.protocol.messages import (
+    EVERYTHING,
+    PART_BYTES,
+    Done,
+    Fetch,
+    FilePart,
+)
 from ringleader.node.agent.service_stream import ServiceStream
+from ringleader.project import find_written
 
 MAX_RESULTS = 10_000
 
@@ -24,12 +31,17 @@ async def send_files(
     folder: JobFolder,
     check: Callable[[], None],
 ) -> None:
-    """Send the file ``request.path``, or all files of a folder of that name.
+    """Send the file ``request.path``, all files of a folder of that name, or all that
+    the program wrote.
 
     ``check`` raises as soon as the client may have them no longer.
     """
     work = Path(folder.stored().work)
-    for path in await asyncio.to_thread(find_results, work, request.path):
+    if request.path == EVERYTHING:
+        work, finding = folder.work, asyncio.to_thread(_find_all, folder)
+    else:
+        finding = asyncio.to_thread(find_results, work, request.path)
+    for path in await finding:
         name = path.relative_to(work).as_posix()
         if not is_text(name):
             text = "its name is not valid UTF-8; let the program choose another one"
@@ -59,6 +71,22 @@ async def _send_file(
             await stream.send(FilePart(name, data, is_last))
             if is_last:
                 return
+
+
+def _find_all(folder: JobFolder) -> list[Path]:
+    """Return all that the program wrote; raises ``ConfigError``."""
+    manifest = folder.manifest()
+    if manifest is None:
+        text = "its files did not travel, so nobody knows what it wrote; name a path"
+        raise ConfigError(f"--fetch: job {folder.id}: {text}")
+    found = [folder.work / name for name in find_written(manifest, folder.work)]
+    if not found:
+        text = f"it wrote no file in {folder.work}, where its project is"
+        raise ConfigError(f"--fetch: job {folder.id}: {text}")
+    if len(found) > MAX_RESULTS:
+        text = f"it wrote {len(found)} files; at most {MAX_RESULTS} can be fetched"
+        raise ConfigError(f"--fetch: job {folder.id}: {text}; name a path")
+    return found
 
 
 def find_results(work: Path, name: str) -> list[Path]:

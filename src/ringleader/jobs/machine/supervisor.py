@@ -23,6 +23,7 @@ from pathlib import Path
 import msgspec
 
 from ringleader.errors import ConfigError, RingleaderError
+from ringleader.jobs.machine.job_end import settle
 from ringleader.jobs.machine.job_folder import JobFolder
 from ringleader.jobs.machine.launcher import launcher_command, launcher_environment
 from ringleader.jobs.machine.log_files import LogWriter
@@ -74,7 +75,9 @@ class Supervisor:
             return
         finally:
             output.close()
-        self._end(code, read_outcome(self.folder.outcome))
+        outcome = read_outcome(self.folder.outcome)
+        self.record = await asyncio.to_thread(settle, self.folder, self.record)
+        self._end(code, outcome)
 
     async def _launch(self, output: OutputSocket) -> int:
         ours, theirs = os.pipe()

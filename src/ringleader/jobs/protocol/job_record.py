@@ -17,8 +17,11 @@ from ringleader.jobs.protocol.job_spec import JobSpec, Name, NodeOrNone
 
 MAX_RECORD_BYTES = 1 << 20
 MAX_FAILURE = 4096
+MAX_WRITTEN = 20
+"""Files and folders that a record names."""
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 Sentence = Annotated[
     str,
     msgspec.Meta(
@@ -58,6 +61,15 @@ class JobOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Whether it failed because another machine was lost or failed before."""
 
 
+class WrittenFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file that a program wrote, or a folder with all that it wrote there."""
+
+    name: Name
+    """From the folder in which the program ran; a folder ends with ``/``."""
+    num_files: Count
+    num_bytes: Count
+
+
 class JobRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One job on one machine."""
 
@@ -84,6 +96,12 @@ class JobRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Interpreter of the environment that was made for it; empty: the agent's."""
     import_folders: Annotated[list[str], msgspec.Meta(max_length=64)] = []
     """Folders of the project whose modules the program imports, for PYTHONPATH."""
+    num_bytes: Count = 0
+    """What its folder takes on the disk after its end; 0 before."""
+    written: Annotated[list[WrittenFiles], msgspec.Meta(max_length=MAX_WRITTEN)] = []
+    """The largest of what it wrote in the job's folder; known after its end."""
+    num_written: Count = 0
+    """How many files that are in all."""
 
 
 _JSON = msgspec.json.Decoder(JobRecord)

@@ -13,11 +13,13 @@ MAX_PROCESSES = 64
 """Worker processes of one machine: one per accelerator, or as many as the user says."""
 MAX_WORDS = 1024
 MAX_PATH = 4096
+MAX_NAME = 96
 
 Name = Annotated[
     str,
     msgspec.Meta(
-        max_length=96, pattern=r"\A[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]*\Z"
+        max_length=MAX_NAME,
+        pattern=r"\A[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]*\Z",
     ),
 ]
 """Text that is shown in terminals of other machines: no control characters."""

@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 
 from ringleader.errors import PeerRefused, PeerUnreachable, ProtocolError
-from ringleader.jobs.protocol.job_record import JobRecord, printable
+from ringleader.jobs.protocol.job_record import Count, JobRecord, printable
 from ringleader.jobs.protocol.job_spec import MAX_PATH, JobId, JobSpec
 from ringleader.node.protocol.local_requests import RequestFailed
 from ringleader.project.environment import EnvironmentFacts, EnvironmentNeeds
@@ -23,6 +23,8 @@ PURPOSE = "jobs"
 """Name of the service of an agent."""
 PART_BYTES = 256 << 10
 """Largest piece of a file or of output in one message."""
+EVERYTHING = "."
+"""``Fetch.path`` for all that a program wrote."""
 MAX_CHUNKS = 1 << 18
 MAX_MESSAGE_BYTES = MAX_MANIFEST_BYTES + (2 << 20)
 """A ``Prepare`` with the longest list of files."""
@@ -94,6 +96,15 @@ class Fetch(_Tagged, frozen=True):
 
     job: JobId
     path: FilePath
+    """A file or folder in the folder in which the program runs; ``EVERYTHING``: all
+    that the program wrote in the folder of its project."""
+
+
+class Prune(_Tagged, frozen=True):
+    """Ask to remove ended jobs. Reply: ``Pruned``."""
+
+    kept: Annotated[int, msgspec.Meta(ge=0, le=1 << 16)] = 0
+    """How many of the newest stay."""
 
 
 class ChunksNeeded(_Tagged, frozen=True):
@@ -139,16 +150,24 @@ class Done(_Tagged, frozen=True):
     """All was sent."""
 
 
+class Pruned(_Tagged, frozen=True):
+    """What ``Prune`` has removed."""
+
+    num_jobs: Count
+    num_bytes: Count
+    """Of these jobs, and of files of projects that nobody has used for an hour."""
+
+
 class FilePart(_Tagged, frozen=True):
     """A piece of a file that the program wrote; the pieces come in order."""
 
     name: FilePath
-    """Path from the folder in which the program runs, with ``/``."""
+    """Path from the folder that ``Fetch.path`` is in, with ``/``."""
     data: Part
     is_last: bool
 
 
-JobRequest = Prepare | Chunk | Start | ListJobs | Follow | Stop | Fetch
+JobRequest = Prepare | Chunk | Start | ListJobs | Follow | Stop | Fetch | Prune
 JobReply = (
     ChunksNeeded
     | Prepared
@@ -157,6 +176,7 @@ JobReply = (
     | Output
     | Changed
     | FilePart
+    | Pruned
     | Done
     | RequestFailed
 )
