@@ -73,7 +73,8 @@ FLAGS = {
     "metrics": "--port --host",
     "backends": "--json",
     "doctor": "--peer --interface --port --tensor-port --seconds --json",
-    "checkpoint": "action folder --step --to --hugging-face --config --keep --json",
+    "checkpoint": "action folder --step --to --ranks --hugging-face --config --keep "
+    "--json",
     "serve": "task --workers --rounds --pin --pin-file --host --port --url --http "
     "--tls-cert --tls-key --open --out --mode --steps --staleness --quorum --grace "
     "--round-timeout --elastic "

@@ -16,7 +16,10 @@ from torch.optim.lr_scheduler import StepLR
 
 from ringleader import checkpoint
 from ringleader.checkpoint import manifest
+from ringleader.checkpoint.inspection import inspect, verify
 from ringleader.checkpoint.manifest import Manifest
+from ringleader.checkpoint.reshard import reshard
+from ringleader.checkpoint.storage import open_storage
 from ringleader.errors import ConfigError
 from tests.kit.reference import adam, mse, net, single, train
 from tests.torch.scenario_checkpoint import flat as live_state
@@ -86,6 +89,47 @@ def own_checkpoint_on_fewer_ranks_and_replicated(rank: int, size: int) -> None:
             single_model = single(net(seed=98))
             assert checkpoint.load(folder, single_model, group=alone) is not None
             same(dict(single_model.state_dict()), expected)
+
+
+def own_checkpoint_resharded_offline(rank: int, size: int) -> None:
+    """FT-13, FT-14: sizes that no number of ranks divides, cut for 3, 2 and 5 ranks,
+    and each machine then has its own file only."""
+    with folder_of_all(rank) as folder:
+        model, optimizer = trained(size, rank)
+        expected = flat(model, optimizer)
+        saved = checkpoint.save(folder, 1, model, optimizer, epoch=3)
+        numbers = torch.rand(3)
+        names = ["3", "2", "5", str(size)]
+        if rank == 0:
+            source = open_storage(folder)
+            for name in names:
+                found = inspect(source)[0].found
+                assert found is not None
+                source_before = source
+                source = open_storage(Path(folder) / name)
+                reshard(source_before, found, source, int(name))
+                made = inspect(source)[0].found
+                assert made is not None
+                assert verify(source, made) == []
+                assert len(made.manifest.files) == int(name)
+        dist.barrier()
+        for name in names:
+            model, optimizer = fresh()
+            loaded = checkpoint.load(Path(folder) / name, model, optimizer)
+            assert loaded is not None
+            assert (loaded.step, loaded.values) == (1, {"epoch": 3})
+            same(flat(model, optimizer), expected)
+        mine = machine(folder, rank)
+        last = next((Path(folder) / str(size)).iterdir())
+        if dist.get_rank() < size:
+            (mine / last.name).mkdir(parents=True)
+            for file in ("manifest.json", f"shard-{rank:05d}.safetensors"):
+                shutil.copy(last / file, mine / last.name)
+        model, optimizer = fresh()
+        assert checkpoint.load(mine, model, optimizer) is not None
+        same(flat(model, optimizer), expected)
+        assert Path(saved.path).is_dir()
+        assert not torch.equal(torch.rand(3), numbers), "left out, so not repeated"
 
 
 def own_checkpoint_damage(rank: int, size: int) -> None:

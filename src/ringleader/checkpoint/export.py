@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,37 +99,52 @@ def _write_file(
         {name: _spec(tensor) for name, tensor in tensors.items()}, _METADATA
     )
 
+    reader = PlaceReader(storage, found.folder, found.manifest)
+    where = f"{storage}/{found.folder}"
+
     def pieces() -> Iterator[bytes | memoryview]:
         yield header
         for name, tensor in tensors.items():
-            yield _assembled(storage, found, name, tensor)
+            whole = ((0,) * len(tensor.shape), tensor.shape)
+            yield read_box(reader, where, name, tensor, whole)
 
     write(FolderStorage(target.parent), target.name, pieces())
 
 
-def _assembled(
-    storage: Storage, found: Found, name: str, tensor: SavedTensor
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+"""Offsets and sizes of a part of a tensor."""
+
+
+def read_box(
+    reader: PlaceReader, where: str, name: str, tensor: SavedTensor, box: Box
 ) -> memoryview:
-    """Return a whole tensor from its chunks."""
+    """Return the bytes of a part of a tensor, from the chunks that it overlaps.
+
+    ``where`` is the checkpoint's folder, for errors.
+    """
     dtype = dtypes.dtype_of(tensor.dtype)
-    whole = torch.empty(tensor.shape, dtype=dtype)
-    reader = PlaceReader(storage, found.folder, found.manifest)
+    offsets, sizes = box
+    part = torch.empty(sizes, dtype=dtype)
     for chunk in tensor.chunks:
+        inside, outside = [], []
+        for at, size, begin, length in zip(
+            offsets, sizes, chunk.offsets, chunk.sizes, strict=True
+        ):
+            first, last = max(at, begin), min(at + size, begin + length)
+            inside.append(slice(first - begin, last - begin))
+            outside.append(slice(first - at, last - at))
+        if any(each.start >= each.stop for each in inside):
+            continue
         data = reader.read_here(chunk.place)
         if data is None:
-            path = os.path.join(str(storage), found.folder, chunk.place.file)
             raise DamagedCheckpoint(
-                f"{path}: {name} is missing or damaged here; export on a machine that "
-                f"holds all shards, or load the checkpoint on all machines together"
+                f"{os.path.join(where, chunk.place.file)}: {name} is missing or "
+                "damaged here; use a machine that holds all shards, or load the "
+                "checkpoint on all machines together"
             )
-        if math.prod(chunk.sizes):
-            part = torch.frombuffer(bytearray(data), dtype=dtype).reshape(chunk.sizes)
-            box = tuple(
-                slice(begin, begin + size)
-                for begin, size in zip(chunk.offsets, chunk.sizes, strict=True)
-            )
-            whole[box] = part
-    return whole.reshape(-1).view(torch.uint8).numpy().data
+        values = torch.frombuffer(bytearray(data), dtype=dtype).reshape(chunk.sizes)
+        part[tuple(outside)] = values[tuple(inside)]
+    return part.reshape(-1).view(torch.uint8).numpy().data
 
 
 def _spec(tensor: SavedTensor) -> TensorSpec:

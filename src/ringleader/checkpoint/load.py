@@ -167,7 +167,7 @@ def _load(
 
     together(exchange, f"load the checkpoint ({_UNCHANGED})", load_objects)
     together(exchange, f"load the checkpoint ({_MIXED})", load_tensors)
-    if same_size:
+    if same_size and "random" in state["ranks"][str(exchange.rank)]:
         restore_random_states(state, exchange.rank)
     return Loaded(manifest.step, f"{storage}/{name}", rest)
 

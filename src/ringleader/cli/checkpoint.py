@@ -1,4 +1,4 @@
-"""``ringleader checkpoint``: list, verify, export or prune checkpoints."""
+"""``ringleader checkpoint``: list, verify, export, reshard or prune checkpoints."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ class Action(StrEnum):
     LIST = "list"
     VERIFY = "verify"
     EXPORT = "export"
+    RESHARD = "reshard"
     PRUNE = "prune"
 
 
@@ -38,8 +39,14 @@ def checkpoint(  # noqa: PLR0913 - one parameter per option of the command
     ] = None,
     to: Annotated[
         Path | None,
-        typer.Option(help="export: the file, or with --hugging-face the directory."),
+        typer.Option(
+            help="export: the file, or with --hugging-face the directory; reshard: the "
+            "folder of the new checkpoint."
+        ),
     ] = None,
+    ranks: Annotated[
+        int, typer.Option(min=1, help="reshard: how many ranks the files are for.")
+    ] = 1,
     hugging_face: Annotated[
         bool,
         typer.Option(
@@ -57,7 +64,7 @@ def checkpoint(  # noqa: PLR0913 - one parameter per option of the command
         bool, typer.Option("--json", help="Print the result as JSON.")
     ] = False,
 ) -> None:
-    """List, verify, export or prune the checkpoints in a folder.
+    """List, verify, export, reshard or prune the checkpoints in a folder.
 
     It sees the files of this machine. Without a shared folder, each machine
     holds its own shards and those of one other machine.
@@ -74,6 +81,8 @@ def checkpoint(  # noqa: PLR0913 - one parameter per option of the command
             if config is not None and not hugging_face:
                 raise ConfigError("--config needs --hugging-face")
             _export(storage, step, to, config, hugging_face, as_json=as_json)
+        elif action is Action.RESHARD:
+            _reshard(storage, step, to, ranks, as_json=as_json)
         else:
             _prune(storage, keep, as_json=as_json)
 
@@ -168,6 +177,34 @@ def _export(
         typer.echo(json.dumps(done))
     else:
         typer.echo(f"{target}: {count} tensors of step {found.manifest.step}")
+
+
+def _reshard(
+    storage: Storage, step: int | None, to: Path | None, ranks: int, *, as_json: bool
+) -> None:
+    from ringleader.checkpoint.reshard import reshard
+    from ringleader.checkpoint.storage import open_storage
+
+    if to is None:
+        raise ConfigError("reshard: --to is missing: the folder of the new checkpoint")
+    source = _find(storage, step)
+    target = open_storage(to)
+    made = reshard(storage, source, target, ranks)
+    before, kept = source.manifest, made.manifest
+    if as_json:
+        files = dict(sorted(kept.files.items()))
+        done = {"step": kept.step, "ranks": ranks, "folder": made.folder}
+        typer.echo(json.dumps({**done, "path": str(target), "files": files}))
+        return
+    typer.echo(
+        f"{target}/{made.folder}: step {kept.step} for {ranks} ranks in "
+        f"{len(kept.files)} files, {kept.num_bytes / 1e6:.1f} MB"
+    )
+    if before.world_size != ranks:
+        typer.echo(
+            f"left out: what only the {before.world_size} ranks that saved it have "
+            "(random numbers, residuals of compression); it begins anew"
+        )
 
 
 def _prune(storage: Storage, keep: int, *, as_json: bool) -> None:

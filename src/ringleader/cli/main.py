@@ -35,7 +35,7 @@ SUMMARIES = {
     "metrics": "Show the metrics of this machine's agent and workers, as Prometheus "
     "reads them.",
     "doctor": "Find out why machines do not reach each other, and what to do about it.",
-    "checkpoint": "List, verify, export or prune the checkpoints in a folder.",
+    "checkpoint": "List, verify, export, reshard or prune the checkpoints in a folder.",
     "backends": "Show which backends of torch and which links of Ringleader work here.",
     "serve": "Serve a training run to workers on the internet.",
     "work": "Compute updates for a server until training is over, or Ctrl-C.",

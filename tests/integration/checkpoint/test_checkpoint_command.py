@@ -99,6 +99,44 @@ def test_a_large_model_is_split_with_an_index(
     assert "not a configuration" in call("export", folder, *flags).output
 
 
+def test_reshard_cuts_a_checkpoint_and_leaves_nothing_after_a_failure(
+    folder: Path, tmp_path: Path, model: nn.Module
+) -> None:
+    target = tmp_path / "many"
+    done = call("reshard", folder, "--ranks", 4, "--to", target, "--step", 2)
+    assert done.exit_code == 0, done.output
+    assert "step 2 for 4 ranks in 3 files" in done.output, "dimensions of 5: 2, 2, 1"
+    assert "left out: what only the 1 ranks that saved it have" in done.output
+    found = json.loads(call("list", target, "--json").output)[0]
+    assert (found["step"], found["ranks"], found["files_here"]) == (2, 4, 3)
+    assert call("verify", target).exit_code == 0
+    other = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+    other = other.to(torch.bfloat16)
+    loaded = checkpoint.load(target, other)
+    assert loaded is not None
+    assert loaded.values == {"epoch": 2}
+    for name, value in model.state_dict().items():
+        assert torch.equal(other.state_dict()[name], value)
+
+    same = tmp_path / "same"
+    assert call("reshard", folder, "--to", same).exit_code == 0
+    numbers = []
+    for each in (folder, same):
+        assert checkpoint.load(each, other) is not None
+        numbers.append(torch.rand(3))
+    assert torch.equal(*numbers), "as many ranks: nothing is left out"
+
+    assert call("reshard", folder, "--ranks", 2).exit_code == 2, "--to is missing"
+    [shard] = target.glob("*/shard-00002.safetensors")
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    refused = call("reshard", target, "--ranks", 2, "--to", tmp_path / "none")
+    assert refused.exit_code == 2
+    assert f"{shard}: " in refused.output
+    assert not any((tmp_path / "none").iterdir())
+
+
 def test_nothing_there_and_a_wrong_step_are_one_sentence(
     folder: Path, tmp_path: Path
 ) -> None:
