@@ -2,9 +2,9 @@
 
     ringleader run --survive examples/elastic.py
 
-Start it on several machines, then pull a plug: the others finish the step. Start it
-again on that machine and it joins. Alone, ``python examples/elastic.py`` trains on this
-machine, with the same samples in the same order.
+Type it on one machine of a cluster, then pull the plug of another: the rest finish the
+step. Alone, ``python examples/elastic.py`` trains on this machine, with the same
+samples in the same order.
 """
 
 from __future__ import annotations

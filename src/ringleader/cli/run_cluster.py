@@ -7,17 +7,20 @@ import os
 import re
 import secrets
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ringleader.cli.job_output import ShownJob, complain, terminal_size
 from ringleader.cli.run_options import check_text
+from ringleader.cli.terminal import is_interactive
 from ringleader.cli.travel import staying_arguments
 from ringleader.errors import ConfigError, RingleaderError
 from ringleader.jobs.client.channel import ResidentAgent
 from ringleader.jobs.client.fetch_results import fetch_results
-from ringleader.jobs.client.job_requests import stop_everywhere
+from ringleader.jobs.client.job_requests import jobs_of, stop_everywhere
 from ringleader.jobs.client.job_summary import INTERRUPTED
 from ringleader.jobs.client.machine_choice import (
     Wanted,
@@ -25,7 +28,10 @@ from ringleader.jobs.client.machine_choice import (
     idle_machines,
 )
 from ringleader.jobs.client.start_job import JobStart, Project
+from ringleader.jobs.client.twin_job import arbiter, comes_first, find_twin
+from ringleader.jobs.machine.job_folder import find_jobs, jobs_directory
 from ringleader.jobs.machine.project_transfer import project_store
+from ringleader.jobs.protocol.job_record import JobRecord
 from ringleader.jobs.protocol.job_spec import JobMachine, JobSpec
 from ringleader.node.launch.program import Program
 from ringleader.project import collect, environment_needs, keep, needs_in_place
@@ -74,6 +80,12 @@ def run_on_cluster(agent: ResidentAgent, order: ClusterRun) -> int:
     if files is not None and (hint := _large_hint(files)):
         _say(hint)
     spec = make_spec(order, machines, files, name_here(agent))
+    typed_once = bool(order.wanted.on or order.wanted.without)  # it names machines
+    twin = None if typed_once else _twin(order, spec)
+    if twin is not None and _is_wanted_again(twin):
+        twin, typed_once = None, True
+    if twin is not None:
+        return _accompany_twin(agent, order, twin)
     start = JobStart(
         agent.path,
         spec,
@@ -81,11 +93,59 @@ def run_on_cluster(agent: ResidentAgent, order: ClusterRun) -> int:
         _say,
         needs=environment_needs(files) if files else needs_in_place(script),
     )
+    if not typed_once:
+        start.check = partial(_check_twin, agent, order, spec)
     try:
         return asyncio.run(_run(agent, order, start))
+    except _Twin as exc:
+        return _accompany_twin(agent, order, exc.record)
     except KeyboardInterrupt:
         _say(f"job {spec.id} was stopped before it ran")
         return INTERRUPTED
+
+
+class _Twin(Exception):
+    """Another command has started this job, so that this one must not."""
+
+    def __init__(self, record: JobRecord) -> None:
+        super().__init__(record)
+        self.record = record
+
+
+def _twin(order: ClusterRun, spec: JobSpec) -> JobRecord | None:
+    """Return the job of the same command, typed on another machine a moment ago."""
+    jobs = find_jobs(jobs_directory(order.home))
+    return find_twin(jobs, spec, Path(order.program.path), time.time())
+
+
+async def _check_twin(agent: ResidentAgent, order: ClusterRun, spec: JobSpec) -> None:
+    """Raise ``_Twin`` if the same command was typed elsewhere, and came first."""
+    twin = await asyncio.to_thread(_twin, order, spec)
+    judge = arbiter(spec, twin.spec) if twin else None
+    if twin is not None and judge is not None:
+        records = await jobs_of(agent.path, judge)
+        if not comes_first(spec.id, twin.spec.id, records):
+            raise _Twin(twin)
+
+
+def _is_wanted_again(twin: JobRecord) -> bool:
+    """Ask, where somebody can answer, whether a program shall run twice."""
+    if not is_interactive():
+        return False
+    sys.stderr.write(
+        f"{twin.spec.started_on} has just started this program on all machines, as job "
+        f"{twin.spec.id}. Show that job (Enter), or start it once more (again)? "
+    )
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() == "again"
+
+
+def _accompany_twin(agent: ResidentAgent, order: ClusterRun, twin: JobRecord) -> int:
+    _say(
+        f"{twin.spec.started_on} has just started this program on all machines; this "
+        "is that job, not a second one (which needs --on or --not)"
+    )
+    return asyncio.run(_accompany(agent, order, twin.spec))
 
 
 async def _run(agent: ResidentAgent, order: ClusterRun, start: JobStart) -> int:

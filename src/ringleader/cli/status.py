@@ -107,8 +107,8 @@ def _render(reports: list[StatusReport], *, is_live: bool) -> RenderableType:
             Text(f"cluster {snapshot.cluster}   no node of it runs", style="bold"),
             _nodes(snapshot),
             Text(
-                "A node runs while a job does, or from now on: ringleader up\n"
-                "To train: ringleader run --nodes 2 train.py\n"
+                "Type on every machine: ringleader up\n"
+                "Then, on one of them, to train: ringleader run train.py\n"
                 "If one runs on another machine now: ringleader doctor"
             ),
         )

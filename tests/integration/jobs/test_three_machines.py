@@ -233,6 +233,26 @@ def test_one_command_trains_on_three_machines(cluster: Cluster) -> None:
     cluster.nothing_is_left()
 
 
+def test_a_command_that_is_typed_on_two_machines_is_one_job(cluster: Cluster) -> None:
+    """At the same moment, and a little later on the third."""
+    stop = cluster.machines.folder / "typed twice"
+    runs = [cluster.start(index, "run", "until.py", str(stop)) for index in (0, 1)]
+    for each in runs:
+        each.wait_for("rank 0/3 waits", LIMIT_S)
+    runs.append(cluster.start(2, "run", "until.py", str(stop)))
+    runs[-1].wait_for("rank 0/3 waits", LIMIT_S)
+    running = [job for job in cluster.jobs(0) if job["state"] == "running"]
+    assert len(running) == 1
+    stop.touch()
+    for each in runs:
+        assert each.end(LIMIT_S) == 0, "".join(each.lines)
+        assert "rank 2/3 goes" in "".join(each.lines)
+    assert {job_of(each) for each in runs} == {running[0]["id"]}
+    told = ["this is that job" in "".join(each.lines) for each in runs]
+    assert sorted(told) == [False, True, True]
+    cluster.nothing_is_left()
+
+
 def test_a_failure_on_rank_2_is_shown_with_its_machine(cluster: Cluster) -> None:
     said = cluster.ask(0, "run", "long.py", "raise", status=1)
     error = said[said.rindex("ringleader: job ") :]

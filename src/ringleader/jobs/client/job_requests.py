@@ -35,7 +35,7 @@ async def list_jobs(agent: ResidentAgent) -> tuple[list[JobSummary], list[str]]:
     """Return all jobs, the newest first, and which machines could not be asked."""
     machines = all_machines(agent.snapshot)
     replies = await asyncio.gather(
-        *(_list(agent.path, machine) for machine in machines), return_exceptions=True
+        *(jobs_of(agent.path, machine) for machine in machines), return_exceptions=True
     )
     records: dict[str, dict[str, JobRecord]] = {}
     troubles = []
@@ -53,7 +53,8 @@ async def list_jobs(agent: ResidentAgent) -> tuple[list[JobSummary], list[str]]:
     return found, troubles
 
 
-async def _list(path: Path, machine: JobMachine) -> list[JobRecord]:
+async def jobs_of(path: Path, machine: JobMachine) -> list[JobRecord]:
+    """Return the records of one machine; raises ``PeerError``."""
     reply = await _ask(path, machine, ListJobs())
     return reply.jobs if isinstance(reply, JobList) else []
 

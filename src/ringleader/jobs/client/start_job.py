@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -71,6 +71,8 @@ class JobStart:
     say: Say
     needs: EnvironmentNeeds | None = None
     """What the program needs from the environment; None: nothing is compared."""
+    check: Callable[[], Awaitable[None]] | None = None
+    """Asked when all machines are prepared, and nothing has started; may raise."""
     _channels: list[Channel] = field(default_factory=list)
 
     async def run(self) -> None:
@@ -82,6 +84,8 @@ class JobStart:
         try:
             ready = await all_or_first_error(self._prepare(m) for m in machines)
             self._check_environments(ready)
+            if self.check is not None:
+                await self.check()
             channels = list(self._channels)
             try:
                 await all_or_first_error(_start(channel) for channel in channels)
