@@ -25,7 +25,8 @@ PUBLIC = (
     "BackendOptions CallMismatch CollectiveConfig ConfigError DeadlineExceeded "
     "ElasticRun Expelled Group GroupAborted InternalError LayoutMismatch PeerError "
     "PeerFailed PeerLost PeerRefused PeerUnreachable PeerUntrusted ProtocolError "
-    "RingleaderError RunError SyncBatchNorm TooFewMembers Work WorkerNode __version__ "
+    "RingleaderError RunError StateLost SyncBatchNorm TooFewMembers Work WorkerNode "
+    "__version__ "
     "backends checkpoint compression dataset elastic fetch group join log metrics "
     "parallelize require_backend resume rpc shard should_rejoin sync_module_states "
     "trace"
@@ -102,6 +103,7 @@ TREE = {
     "RunError": "RingleaderError",
     "LayoutMismatch": "RunError",
     "TooFewMembers": "RunError",
+    "StateLost": "RunError",
     "Expelled": "RunError",
     "PeerError": "RingleaderError",
     "PeerUnreachable": "PeerError",

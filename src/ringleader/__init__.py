@@ -23,6 +23,7 @@ from ringleader.errors import (
     ProtocolError,
     RingleaderError,
     RunError,
+    StateLost,
     TooFewMembers,
 )
 
@@ -71,6 +72,7 @@ __all__ = [
     "ProtocolError",
     "RingleaderError",
     "RunError",
+    "StateLost",
     "SyncBatchNorm",
     "TooFewMembers",
     "Work",

@@ -15,6 +15,7 @@ RingleaderError (RuntimeError)
 |-- RunError                        an elastic run cannot go on here
 |   |-- LayoutMismatch              another member's model differs    -> use one script
 |   |-- TooFewMembers               fewer members than min_members      -> start more
+|   |-- StateLost                   nobody here has a complete state    -> start again
 |   `-- Expelled                    the others went on without us       -> start again
 `-- InternalError                   a bug in this library             -> report it
 
@@ -60,6 +61,10 @@ class LayoutMismatch(RunError):
 
 class TooFewMembers(RunError):
     """The run has had fewer than ``min_members`` members for too long."""
+
+
+class StateLost(RunError):
+    """No machine that is left has a complete state, and there is no checkpoint here."""
 
 
 class Expelled(RunError):

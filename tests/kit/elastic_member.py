@@ -1,9 +1,10 @@
 """One member of an elastic run, in a forked process that reports every step.
 
 Reports and commands are lines of JSON on one socket. Commands: ``arm`` (a kill point
-for the next time it is reached), ``wait_at`` (wait at a point for the next view, then
-arm another), ``ledger`` and ``usage`` (report it), ``pause_s`` (time of a quantum) and
-``saves`` (write checkpoints from now on).
+for the next time that it is reached, or with ``@N`` for the N-th), ``stop_at`` (stop
+this process, SIGSTOP, at a point), ``hold_at`` (sleep there), ``wait_at`` (wait at a
+point for the next view, then arm another), ``ledger`` and ``usage`` (report it),
+``pause_s`` (time of a quantum) and ``saves`` (write checkpoints from now on).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 import resource
 import select
+import signal
 import socket
 import sys
 import threading
@@ -28,17 +30,22 @@ from torch.nn.functional import cross_entropy
 from ringleader.deadline import Deadline
 from ringleader.node.launch.end_with_parent import kill_on_death_of_parent
 from ringleader.settings.kill_point import KillPoint
-from ringleader.training import following, kill_points
+from ringleader.training import following, kill_points, next_view
 from ringleader.training.bucket_plan import plan_buckets
 from ringleader.training.elastic import elastic
 from ringleader.training.join.live_learner import LiveLearner
+from ringleader.training.state import digests, pieces
 from tests.kit import endless_task as task
 from tests.kit.warm_python import enter
 
 WAIT_S = 60.0
 """How long a member that is to be late waits for the next view."""
+HOLD_S = 2.0
+"""How long the user's thread is held in a copy, until the parent has cut a link."""
 SMALL_BUCKET_BYTES = 600
 """Limit of a bucket, so that the small model has two."""
+SMALL_PIECE_BYTES = 256
+"""A copy of its state has more than twenty pieces."""
 
 
 def become_member(
@@ -54,6 +61,8 @@ def become_member(
         torch.set_num_threads(1)
         limits = {"first": SMALL_BUCKET_BYTES, "limit": SMALL_BUCKET_BYTES}
         plan_buckets.__kwdefaults__ = limits
+        pieces.cut.__defaults__ = (SMALL_PIECE_BYTES,)
+        digests.PIECE_BYTES = SMALL_PIECE_BYTES  # type: ignore[attr-defined]
         _Member(sock).train()
         code = 0
     except BaseException:  # noqa: BLE001 - a fork must not return to the parent's code
@@ -73,11 +82,14 @@ class _Member:
     def train(self) -> None:
         arm = os.environ.get("KILL_AT", "")
         if arm:
-            kill_points.arm(KillPoint(arm, 1))
+            kill_points.arm(_point(arm))
         dtype = os.environ.get("TASK_DTYPE", "float64")
         model, optimizer = task.make_model(dtype)
         options: dict[str, Any] = json.loads(os.environ.get("ELASTIC_OPTIONS", "{}"))
         following.LIVE_BYTES = int(os.environ.get("LIVE_BYTES", following.LIVE_BYTES))
+        for limit in ("LOST_S", "RECOVER_S"):
+            given = float(os.environ.get(limit, getattr(next_view, limit)))
+            setattr(next_view, limit, given)
         if os.environ.get("DAMAGE"):
             self._damage_what_comes(model)
         run = elastic(
@@ -138,7 +150,21 @@ class _Member:
     def _perform(self, command: dict[str, Any], run: Any) -> None:  # noqa: ANN401
         match command:
             case {"arm": str(name)}:
-                kill_points.arm(KillPoint(name, 1) if name else None)
+                kill_points.arm(_point(name))
+                self._say(event="armed", name=name)
+            case {"stop_at": str(name)}:
+                point = _point(name)
+                assert point is not None
+                kill_points.arm(KillPoint(point.name, 0))
+                stop = _Stop(point.times, lambda: self._say(event="stops"))
+                kill_points._armed.lock = stop  # type: ignore[assignment]
+                self._say(event="armed", name=name)
+            case {"hold_at": str(name)}:
+                point = _point(name)
+                assert point is not None
+                kill_points.arm(KillPoint(point.name, 0))
+                hold = _Stop(point.times, lambda: self._say(event="holds"), HOLD_S)
+                kill_points._armed.lock = hold  # type: ignore[assignment]
                 self._say(event="armed", name=name)
             case {"wait_at": str(name), "then": str(then)}:
                 _wait_at(name, then, lambda: self._say(event="waits"))
@@ -154,6 +180,34 @@ class _Member:
                 )
             case {"usage": True}:
                 self._say(event="usage", **_usage())
+
+
+def _point(text: str) -> KillPoint | None:
+    """Return the point in NAME or NAME@N; None if the text is empty."""
+    name, _, times = text.partition("@")
+    return KillPoint(name, int(times or 1)) if name else None
+
+
+class _Stop:
+    """Takes the place of a kill point's lock: stops the process there, or sleeps."""
+
+    def __init__(
+        self, times: int, on_stop: Callable[[], None], hold_s: float = 0.0
+    ) -> None:
+        self._left = times
+        self._on_stop = on_stop
+        self._hold_s = hold_s
+
+    def __enter__(self) -> None:
+        self._left -= 1
+        if not self._left:
+            self._on_stop()
+            time.sleep(self._hold_s)
+            if not self._hold_s:
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
 
 class _Wait:

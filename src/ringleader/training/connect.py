@@ -37,7 +37,8 @@ def connect(
 
     ``about`` is what the others have to know of this process, without its address.
     ``history`` is that of a state which this process has read from a checkpoint. If it
-    ``is_held``, it meets the others when it is released.
+    ``is_held``, it joins a run: it meets the others when it is released, and has no
+    state until it has got theirs.
 
     Raises ConfigError if RINGLEADER_TRANSPORT is neither auto nor tcp.
     """
@@ -52,7 +53,7 @@ def connect(
     session.read_endpoint = endpoint.read
     session.shares_memory = links.transport == "auto"
     membership = RunMembership(config, session)
-    session.bind(membership)
+    session.bind(membership, has_state=not is_held)
     endpoint.read_linked = membership.own_hosts
     if history is not None and history.last is not None:
         session.step.restore(

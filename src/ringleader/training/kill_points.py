@@ -15,6 +15,8 @@ gather:K   before bucket K is fetched or served
 join:hand  a parameter is handed over to a learner, on either side
 join:log   a learner follows a step of the run, on either side
 join:pull  a newcomer was admitted; its state is compared and completed
+copy:piece a piece of the state was sent or received
+copy:whole all of it is there and was compared, on an adopter
 publish    a checkpoint is being written
 """
 

@@ -7,7 +7,13 @@ from dataclasses import replace
 from typing import Final
 
 from ringleader.deadline import Deadline
-from ringleader.errors import InternalError, PeerError, RingleaderError, RunError
+from ringleader.errors import (
+    InternalError,
+    PeerError,
+    RingleaderError,
+    RunError,
+    StateLost,
+)
 from ringleader.groups.caller_observer import phase
 from ringleader.groups.group import Group, handle_of
 from ringleader.training.bucket_reducer import Sidebands
@@ -25,6 +31,7 @@ from ringleader.training.plan_execution import PlanExecution
 from ringleader.training.residuals import Residuals
 from ringleader.training.run_news import RunNews
 from ringleader.training.sideband import Entry, Totals
+from ringleader.training.state import second_copy
 from ringleader.training.state.run_checkpoints import History
 from ringleader.training.state.state_agreement import StateAgreement
 from ringleader.training.step_attempts import StepAttempts
@@ -79,7 +86,14 @@ class Members(Team):
         if not is_there:
             self._news.came_too_late()
             raise SystemExit(0)  # what follows the loop expects a trained model
-        self._enter_next(None)
+        try:
+            self._enter_next(None)
+        except StateLost:
+            peers = self._session.peers
+            if peers is None or not (peers.is_joiner and peers.is_over):
+                raise
+            self._news.came_too_late()
+            raise SystemExit(0) from None
         self._following.serve()
 
     def follow(self) -> None:
@@ -177,6 +191,11 @@ class Members(Team):
         super().apply(totals, result)
         self._following.applied(self.version)
         self._num_applied += 1
+        if self._num_applied == 1 and not second_copy.fits(self._following.state):
+            num_bytes = self._following.state.num_bytes
+            has_folder = self.checkpoints is not None
+            text = second_copy.warning(num_bytes, has_folder=has_folder)
+            self._news.show(text)
         self._failures = 0
         self._news.delivered(self.version, self.contributors)
 
@@ -207,7 +226,9 @@ class Members(Team):
             self._session.is_stepping = False
             self._session.freeze_planned()
             while True:
-                installed = next_view(self._session, before, self._options)
+                installed = next_view(
+                    self._session, before, self._options, self._recover
+                )
                 try:
                     self._enter(installed)
                 except (RingleaderError, ViewChanged) as exc:
@@ -251,18 +272,41 @@ class Members(Team):
         names = installed.names
         self._agreement.enter(names, is_exact=installed.is_exact)
         self._news.entered(dict(zip(self.nodes, names, strict=True)), self.version)
+        leader = installed.view.id.leader
+        if self._options.partition == "majority" and len(names) == 2:
+            self._news.no_witness(leader if leader in self.nodes else self.nodes[0])
         self.take(table)
 
     def _adopted(self, installed: InstalledView) -> None:
-        self._residuals.clear()
-        self.contribution.drop()
-        with self._session.lock:
-            samples = self.progress.state.samples
-            if not self._session.step.adopt(installed.view.id, samples):
-                raise ViewChanged
+        self._drop_work()
         self.version = installed.plan.version
         if self.checkpoints is not None:
             self.checkpoints.adopted()
+
+    def _drop_work(self) -> None:
+        """Forget what was computed for a state that was replaced."""
+        self._residuals.clear()
+        self.contribution.drop()
+
+    def _recover(self) -> bool:
+        """Load the newest checkpoint, where no member has a complete state."""
+        history = None if self.checkpoints is None else self.checkpoints.restore()
+        if history is None or history.last is None:
+            return False
+        self._drop_work()
+        self.version = history.version
+        with self._session.lock:
+            if self._session.step.is_frozen:
+                return False
+            self._session.step.restore(
+                history.version,
+                history.chain,
+                history.chain_before,
+                history.last,
+                history.samples,
+            )
+        self._news.recovered(history.version)
+        return True
 
     def _note_failure(self, error: Exception, where: InstalledView | None) -> None:
         """Let the membership find out what happened, in a view that may be over.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ringleader.deadline import Deadline
-from ringleader.errors import DeadlineExceeded, TooFewMembers
+from ringleader.errors import DeadlineExceeded, StateLost, TooFewMembers
 from ringleader.training.installed_view import InstalledView
 from ringleader.training.options import Options
 from ringleader.training.view_session import ViewSession
@@ -25,25 +25,45 @@ JOIN_S: Final = 120.0
 
 POLL_S: Final = 0.2
 
+RECOVER_S = 10.0
+"""How long members without a complete state wait for one that has it, before they load
+a checkpoint: it may be cut off for a moment."""
+
+LOST_S = 60.0
+"""How long they wait if there is no checkpoint."""
+
 NO_VIEW_S: Final = 60.0
 """Limit for any view. The control thread installs one within seconds, at least of this
 member alone."""
 
 
+Recover = Callable[[], bool]
+"""Loads the newest checkpoint; False if there is none, or a view follows already."""
+
+
 def next_view(
-    session: ViewSession, before: InstalledView | None, options: Options
+    session: ViewSession,
+    before: InstalledView | None,
+    options: Options,
+    recover: Recover,
 ) -> InstalledView:
     """Return a view after ``before`` with enough members and a plan that is not paused.
 
-    Raises TooFewMembers after ``min_members_wait_s`` with fewer members.
+    Raises TooFewMembers after ``min_members_wait_s`` with fewer members, and StateLost
+    if no member has a complete state, or a checkpoint.
     """
+    lost = Deadline.after(LOST_S)
     limit = Deadline.after(options.min_members_wait_s)
     while True:
         found = view_after(session, before)
         num_members = len(found.view.members)
         if found.plan.is_paused:
-            _log.warning("waiting: %s", found.plan.pause_reason)
-            _leave_pause(session, found)
+            if found.plan.lacks_state:
+                _find_state(session, found, lost, recover)
+            else:
+                lost = Deadline.after(LOST_S)
+                _log.warning("waiting: %s", found.plan.pause_reason)
+                _leave_pause(session, found)
             limit = Deadline.after(options.min_members_wait_s)
         elif num_members >= options.min_members:
             return found
@@ -109,6 +129,38 @@ def _leave_pause(session: ViewSession, paused: InstalledView) -> None:
         session.refresh()
     while not _comes_within(session, paused, Deadline.after(NO_VIEW_S)):
         _log.warning("still waiting: %s", paused.plan.pause_reason)
+
+
+def _find_state(
+    session: ViewSession, paused: InstalledView, lost: Deadline, recover: Recover
+) -> None:
+    """Wait for a view with a complete state, or load that of the newest checkpoint.
+
+    Raises StateLost if there is none, or if the others have finished the run.
+    """
+    names = ", ".join(paused.names)
+    text = f"the machines that are here ({names}) have no complete state of the run"
+    _log.warning(
+        "waiting: %s; loading the newest checkpoint in %g s, or giving up in %.0f s",
+        text,
+        RECOVER_S,
+        lost.left_s(),
+    )
+    until = Deadline.after(min(RECOVER_S, lost.left_s()))
+    while not _comes_within(session, paused, Deadline.after(POLL_S)):
+        peers = session.peers
+        if peers is not None and peers.is_over:
+            raise StateLost(f"elastic: {text}, and the others have finished it")
+        if until.is_over():
+            if recover():
+                session.refresh()
+                return
+            until = lost
+        if lost.is_over():
+            raise StateLost(
+                f"elastic: {text}, and no checkpoint is on this one; no other machine "
+                f"came within {lost.after_s:g} s. Start the run again"
+            )
 
 
 def _comes_within(

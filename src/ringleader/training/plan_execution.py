@@ -10,7 +10,7 @@ import logging
 
 import torch
 
-from ringleader.errors import ProtocolError
+from ringleader.errors import LayoutMismatch, ProtocolError
 from ringleader.groups.caller_observer import phase
 from ringleader.groups.group import Group
 from ringleader.membership.member import Member
@@ -20,6 +20,7 @@ from ringleader.training.flat_buffers import FlatBuffers
 from ringleader.training.following import Following
 from ringleader.training.installed_view import InstalledView, ViewChanged
 from ringleader.training.kill_points import reach
+from ringleader.training.state import second_copy
 from ringleader.training.state.transfer import Roles, transfer_state
 from ringleader.training.view_session import ViewSession
 
@@ -81,6 +82,9 @@ class PlanExecution:
     def adopt(self, installed: InstalledView, group: Group | None) -> bool:
         """Give the state to members that lack it; True if this member was one.
 
+        It is in the history of the others then. If this raises, it is in its own, whose
+        state is here as it was, unless there was no memory for two.
+
         Raises LayoutMismatch if this member's model is another one.
         """
         plan = installed.plan
@@ -93,6 +97,10 @@ class PlanExecution:
             tuple(sorted(installed.rank_of(m) for m in plan.adopt)),
         )
         is_new = self._session.step.me in plan.adopt
+
+        def commit(values: bytes) -> None:
+            self._enter_history(installed, values)
+
         with phase("join: take the state" if is_new else "join: give the state"):
             done = transfer_state(
                 group,
@@ -100,6 +108,8 @@ class PlanExecution:
                 roles,
                 names=installed.names,
                 is_warm=is_warm,
+                keeps=not self._session.step.is_torn,
+                commit=commit if is_new else None,
             )
         for name, holder, target in done.repaired:
             machines = installed.names[target], installed.names[holder]
@@ -110,17 +120,34 @@ class PlanExecution:
             raise ViewChanged  # those that refused leave the run
         return is_new
 
+    def _enter_history(self, installed: InstalledView, values: bytes) -> None:
+        """Be in the history of the others: what follows is local, and cannot be lost.
+
+        Raises ViewChanged if a view was promised meanwhile, and LayoutMismatch.
+        """
+        data = self._following.state.other("data", values)
+        try:
+            samples = int(data["progress"]["state"]["samples"])
+        except (LookupError, TypeError, ValueError) as exc:
+            text = f"the state has no position in the data: {exc}"
+            raise LayoutMismatch(text[:500]) from exc
+        with self._session.lock:
+            if not self._session.step.adopt(installed.view.id, samples):
+                raise ViewChanged
+
     def _begin_adopt(self, installed: InstalledView) -> bool:
-        """Give up the own state, if the plan says so.
+        """Give up the own state, if the plan says so and there is no memory for two.
 
         Returns True if most of it should be that of the run already. Of a source it
         tells whether newcomers are following it.
         """
         if self._session.step.me not in installed.plan.adopt:
             return self._following.is_followed
-        with self._session.lock:
-            if not self._session.step.begin_adopt(installed.view.id):
-                raise ViewChanged
+        step = self._session.step
+        if step.is_torn or not second_copy.fits(self._following.state):
+            with self._session.lock:
+                if not step.begin_adopt(installed.view.id):
+                    raise ViewChanged
         return self._following.finish(installed.plan.version)
 
 

@@ -39,6 +39,8 @@ class RunNews:
         self._now_s = now_s
         self._names: dict[NodeId, str] = {}
         self._is_completing = False
+        self._leader: NodeId | None = None
+        """The machine that was named as the one that goes on."""
         self._shown: tuple[tuple[NodeId, int], ...] = ()
         self._shown_s = -inf
 
@@ -56,6 +58,29 @@ class RunNews:
             parts += [f"{_listed(came)} joined"] if came else []
             self._show(f"{' and '.join(parts)}; step {version + 1} goes on on {who}")
         self._is_completing = self._is_completing or bool(left and not is_first)
+
+    def no_witness(self, leader: NodeId) -> None:
+        """Say what ``partition="majority"`` means for two machines, if that is new."""
+        if leader == self._leader:
+            return
+        self._leader = leader
+        first = self._names[leader]
+        other = next(name for node, name in self._names.items() if node != leader)
+        self._show(
+            f'partition="majority" with two machines: if they lose each other, {first} '
+            f"goes on and {other} waits for it, also if {first} has lost its power"
+        )
+
+    def show(self, text: str) -> None:
+        """Say something that is said once."""
+        self._show(text)
+
+    def recovered(self, version: int) -> None:
+        """Say that the run goes on from a checkpoint."""
+        self._show(
+            f"no machine has a complete state; going on from the newest checkpoint "
+            f"here, of step {version}"
+        )
 
     def came_too_late(self) -> None:
         """Say that nothing is left to do."""

@@ -108,10 +108,10 @@ class ViewSession:
         """Watches that user code returns; it lives in the control thread."""
         return self._membership.work_watch
 
-    def bind(self, membership: Membership) -> None:
+    def bind(self, membership: Membership, *, has_state: bool = True) -> None:
         """Set the control thread, before it starts."""
         self._membership = membership
-        self.step = StepMember(membership.me, self._partition)
+        self.step = StepMember(membership.me, self._partition, has_state=has_state)
         """Use it under ``lock`` only."""
 
     # -- ViewHooks: the control thread -----------------------------------------------

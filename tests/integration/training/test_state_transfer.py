@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ringleader.checkpoint import values
-from ringleader.errors import LayoutMismatch
+from ringleader.errors import GroupAborted, LayoutMismatch
 from ringleader.groups.group import Group
 from ringleader.testing.threaded_world import run_threads, world
 from ringleader.training.state.transfer import (
@@ -56,6 +56,30 @@ def test_before_the_first_step_there_is_no_optimizer_state_to_invent() -> None:
         each.train(2)
     for each in members:
         assert_equal(reference, each)
+
+
+def test_a_state_stays_as_it_is_until_the_other_one_is_whole() -> None:
+    members = [Member(3, "adam"), Member(4, "adam")]
+    for each in members:
+        each.train(2)
+    before = members[1].state.digest().root
+
+    def refuse(encoded: bytes) -> None:
+        assert values.decode(encoded)["extra"]["best"] == 3, "all of it has arrived"
+        assert members[1].state.digest().root == before
+        raise GroupAborted("a view was promised meanwhile")
+
+    with world(2) as groups:
+        source, adopter = groups
+        roles = Roles((0,), (1,))
+
+        def adopt() -> None:
+            with pytest.raises(GroupAborted):
+                transfer_state(adopter, members[1].state, roles, commit=refuse)
+
+        run_threads([lambda: transfer_state(source, members[0].state, roles), adopt])
+    assert members[1].state.digest().root == before
+    assert members[0].state.digest().root != before
 
 
 def test_several_sources_serve_one_adopter() -> None:

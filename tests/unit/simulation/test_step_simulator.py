@@ -55,6 +55,7 @@ CAUGHT = {
     "keep_all_results": 0,
     "assign_from_memory": 0,
     "commit_codec_early": 0,
+    "overwrite_in_place": 0,
     "trust_the_holder": 345,
     "ignore_delivered": 6,
     "miss_void": 16,
@@ -62,6 +63,7 @@ CAUGHT = {
     "count_forks": 1893,
     "count_the_dead": 110,
     "forget_last_promises": 114,
+    "enter_half_copied": 0,
 }
 """The first seed in which a bug breaks its invariant (benchmarks/step_protocol.py)."""
 

@@ -56,6 +56,18 @@ def test_who_joined_who_left_and_that_the_step_was_completed() -> None:
     assert shown.new() == []
 
 
+def test_two_machines_that_need_a_majority_are_told_who_waits() -> None:
+    shown = Shown()
+    shown.news.entered({A: "pc", B: "laptop"}, 0)
+    shown.new()
+    for _ in range(2):
+        shown.news.no_witness(B)
+    assert shown.new() == [
+        'partition="majority" with two machines: if they lose each other, laptop goes '
+        "on and pc waits for it, also if laptop has lost its power"
+    ]
+
+
 def test_a_plan_is_shown_when_it_is_measured_and_new() -> None:
     shown, balance = Shown(), Balance()
     shown.news.entered(NAMES, 0)

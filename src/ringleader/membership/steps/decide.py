@@ -69,6 +69,7 @@ def decide(
         ruled_out=ruled_out(statuses),
         pause_reason=_pause_reason(view, statuses, top)
         or _minority_reason(is_fork, partition),
+        lacks_state=top.is_torn,
     )
 
 
@@ -77,7 +78,7 @@ def _pause_reason(view: View, statuses: Statuses, top: StepStatus) -> str:
     if late:
         return f"{', '.join(late)} sent an old status instead of the one for this view"
     if top.is_torn:
-        return "no member has a complete state; load a checkpoint"
+        return "no member has a complete state"
     return ""
 
 

@@ -65,6 +65,9 @@ class StepPlan:
     pause_reason: str = ""
     """Why this view does nothing: it keeps its state and waits for another view."""
 
+    lacks_state: bool = False
+    """True if this view does nothing because no member has a complete state."""
+
     @property
     def is_paused(self) -> bool:
         """True if this view must not train."""

@@ -117,7 +117,8 @@ class StepStatus(
     """Views that it has installed and whose plan was to pause: in force nowhere."""
 
     is_torn: bool = False
-    """True if its state was overwritten in part: it lost the source while it copied."""
+    """True if it has no complete state: it joins and has yet to get one, or it lost the
+    source while it copied, and had no memory for a second state."""
 
     version: Version = 0
     """Steps delivered."""

@@ -11,7 +11,9 @@ False and change nothing if it is over. A call that the protocol never allows ra
 InternalError.
 
 The caller holds one lock around every call. It calls ``deliver`` before the optimizer
-step, and ``begin_adopt`` before the first byte of the old state is overwritten.
+step. A member that has a history keeps its state until another one has arrived in full
+and was compared: it calls ``adopt`` before the first byte is overwritten. One that has
+nothing to lose, or no memory for a second state, calls ``begin_adopt`` before that.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ class StepMember:
     next one. ``status`` reports all of it when a view changes.
     """
 
-    def __init__(self, me: Member, partition: Partition = "continue") -> None:
+    def __init__(
+        self, me: Member, partition: Partition = "continue", *, has_state: bool = True
+    ) -> None:
         self.me = me
         self.lineage = ""
         self.version = 0
@@ -70,7 +74,7 @@ class StepMember:
         self._promises = Promises(keeps_left=partition == "majority")
         self._is_frozen = False
         self._must_adopt = False
-        self._is_torn = False
+        self._is_torn = not has_state
         self._ended: dict[Member, ViewId] = {}
 
     @property
@@ -82,6 +86,12 @@ class StepMember:
     def must_adopt(self) -> bool:
         """True until this member has the state that the plan tells it to take."""
         return self._must_adopt
+
+    @property
+    def is_torn(self) -> bool:
+        """True if there is no complete state here: it was overwritten in part, or this
+        process joins a run and has yet to get one."""
+        return self._is_torn
 
     @property
     def is_ready(self) -> bool:
@@ -108,11 +118,12 @@ class StepMember:
         last: Attempt,
         samples: int,
     ) -> None:
-        """Enter the history of a state that was read or copied outside any view."""
+        """Enter the history of a state that was read or copied outside any view.
+
+        Before the first view, or where the own state was lost and nobody has one.
+        """
         if self.lineage or self._is_frozen:
-            raise InternalError(
-                "step protocol: a state is restored before the first view"
-            )
+            raise InternalError("step protocol: there is a history already")
         self._is_torn = False
         self.version, self.last, self.samples = version, last, samples
         self.chain, self.chain_before = chain, chain_before
@@ -199,28 +210,30 @@ class StepMember:
     # -- taking the state of another member --------------------------------------------
 
     def begin_adopt(self, view_id: ViewId) -> bool:
-        """Give up the own history: its state is about to be overwritten."""
+        """Give up the own history: its state is overwritten while the other comes."""
         if self._is_over(view_id):
             return False
+        self._drop_history()
+        self._is_torn = True
+        return True
+
+    def _drop_history(self) -> None:
         if not self._must_adopt:
             raise InternalError("step protocol: the plan tells to keep the own state")
         self.lineage, self.version, self.samples = "", 0, 0
         self.chain = self.chain_before = b""
         self.last = self.result = self.partial = None
         self.quanta, self.stable_version = (), -1
-        self._is_torn = True
-        return True
 
     def adopt(self, view_id: ViewId, samples: int) -> bool:
-        """Enter the history of the plan: the state of a source has arrived.
+        """Enter the history of the plan: the state of a source is here, and complete.
 
         ``samples`` is the number of samples delivered in that history.
         """
-        if self._is_over(view_id):
-            return False
         plan = self.plan
-        if plan is None or not (self._must_adopt and self._is_torn):
-            raise InternalError("step protocol: adopt() needs begin_adopt() before it")
+        if plan is None or self._is_over(view_id):
+            return False
+        self._drop_history()
         self.version, self.chain = plan.version, plan.chain
         self.chain_before, self.last = plan.chain_before, plan.last
         self.samples = samples

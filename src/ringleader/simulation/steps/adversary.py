@@ -145,7 +145,9 @@ class Adversary:
             node = rng.choice(dead)
             if node.life >= 0:
                 self._attest(node)
-            world.start(node, loads_disk=rng.random() < 0.3)
+            # The others are started by hand, and may begin a run of their own.
+            joins = node.life >= 0 and node.index % 2 == 0
+            world.start(node, loads_disk=rng.random() < 0.3, joins=joins)
 
     def _cut_power(self) -> None:
         world = self.world

@@ -60,6 +60,8 @@ class StepEngine:
         """Let the user's thread of a machine act; return False if it has to wait."""
         member = node.member
         plan = member.plan
+        if plan is not None and plan.lacks_state and member.is_torn:
+            return node.load_disk()
         if plan is None or plan.is_paused or member.is_frozen or node.is_asleep:
             return False
         if member.must_adopt:

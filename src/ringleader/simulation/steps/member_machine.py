@@ -21,7 +21,6 @@ from ringleader.membership.events import (
 from ringleader.membership.member import Member, View, ViewId
 from ringleader.membership.messages import Heartbeat
 from ringleader.membership.state_machine import MembershipMachine
-from ringleader.membership.steps.status import encode_status
 from ringleader.simulation.steps.node import StepNode
 
 Install = Callable[[StepNode, View], None]
@@ -74,7 +73,7 @@ class MemberMachine:
         node = self._node
         node.member.freeze(view_id, members)
         node.frozen_for = view_id
-        return self.me.incarnation.encode() + encode_status(node.member.status())
+        return self.me.incarnation.encode() + node.report()
 
     def _note_ended(self, peer: Member) -> None:
         """Use a proof only if the last promise is known.

@@ -13,6 +13,7 @@ from random import Random
 from typing import Any
 
 from ringleader.membership.config import MembershipConfig
+from ringleader.membership.events import RefreshView
 from ringleader.membership.member import Member, View, ViewId
 from ringleader.membership.steps.plan import StepPlan
 from ringleader.membership.steps.status import read_statuses
@@ -69,7 +70,8 @@ class TrainingCluster:
             self.nodes.append(node)
         node = self.nodes[index]
         self._node_of[me] = node
-        node.begin_life(me, loads_disk=self.rng.random() < 0.3)
+        joins = node.life >= 0 and not node.begins_anew
+        node.begin_life(me, loads_disk=self.rng.random() < 0.3, joins=joins)
         self.num_lives += 1
         self._act_later(node, node.life)
         return MemberMachine(me, self.config, node, self._install)
@@ -83,14 +85,20 @@ class TrainingCluster:
             self.oracle.decided(view, statuses, plan)
         node.member.install(view, plan)
         node.enter(view)
-        if plan.is_paused:  # nobody has a complete state: the process starts again
-            self.cluster.after(0.0, self._restart, node, node.life)
+        if plan.lacks_state:
+            self.cluster.after(0.0, self._find_state, node, node.life)
 
-    def _restart(self, node: StepNode, life: int) -> None:
+    def _find_state(self, node: StepNode, life: int) -> None:
+        """Load the disk, or begin a new run: no member has a complete state."""
         host = self.cluster.nodes[node.index]
-        if node.life == life and host.is_running:
-            self.cluster.kill(host)
-            self.cluster.start(host)
+        if node.life != life or not host.is_running:
+            return
+        if node.load_disk():
+            self.cluster.step(host, RefreshView())
+            return
+        node.begins_anew = True
+        self.cluster.kill(host)
+        self.cluster.start(host)
 
     def refresh(self) -> None:
         """Note which processes run."""

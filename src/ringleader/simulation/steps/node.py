@@ -8,6 +8,7 @@ from ringleader.membership.member import Member, View, ViewId
 from ringleader.membership.steps.attempt import Attempt
 from ringleader.membership.steps.decide import Partition
 from ringleader.membership.steps.plan import Gather
+from ringleader.membership.steps.status import encode_status
 from ringleader.membership.steps.step_member import StepMember
 from ringleader.simulation.steps.data_side import Content, DataSide, Entry, PureResults
 from ringleader.simulation.steps.oracle import Oracle, State
@@ -50,18 +51,24 @@ class StepNode:
         self.partition: Partition = "continue"
         self.life = -1
         self.is_alive = False
+        self.begins_anew = False
+        """True if the next life begins a run, as nobody has a state of the last one."""
         self.speed = 1.0
         self.quantum_s = 0.1
         self.flags = Flag(0)
         self.disk: Disk | None = None
         self.peers: list[StepNode] = []
 
-    def begin_life(self, me: Member, *, loads_disk: bool) -> None:
-        """Start a process; it has the state of its disk, or one of its own."""
+    def begin_life(self, me: Member, *, loads_disk: bool, joins: bool) -> None:
+        """Start a process; it has the state of its disk, or one of its own.
+
+        One that joins a run has none, and has to get it.
+        """
         self.life += 1
+        self.begins_anew = False
         self.is_alive = True
         self.me = me
-        self.member = self.rules.member(me, self.partition)
+        self.member = self.rules.member(me, self.partition, has_state=not joins)
         self.view: View | None = None
         self.frozen_for: ViewId | None = None
         self.status_bytes = b""
@@ -76,12 +83,19 @@ class StepNode:
         """True while the user's thread sleeps between holding and delivering."""
         self.served: ViewId | None = None
         self.has_first_part = False
-        if loads_disk and self.disk is not None:
-            disk, data = self.disk
-            self.data.adopt(disk.model, data)
-            where = (disk.version, disk.chain, disk.chain_before, disk.last)
-            self.member.restore(*where, disk.samples)
-            self._share_progress()
+        if loads_disk:
+            self.load_disk()
+
+    def load_disk(self) -> bool:
+        """Load the published state; False if there is none, or a view was promised."""
+        if self.disk is None or self.member.is_frozen:
+            return False
+        disk, data = self.disk
+        self.data.adopt(disk.model, data)
+        where = (disk.version, disk.chain, disk.chain_before, disk.last)
+        self.member.restore(*where, disk.samples)
+        self._share_progress()
+        return True
 
     @property
     def state(self) -> State:
@@ -245,9 +259,13 @@ class StepNode:
         member = self.member
         if not member.must_adopt:
             return
-        if part == 0 and not self.has_first_part and member.begin_adopt(view_id):
+        if part == 0 and not self.has_first_part:
             self.has_first_part = True
-            self.data.model = (model[0], -1.0)
+            is_kept = self.rules.keeps_state and not member.is_torn
+            if not is_kept and member.begin_adopt(view_id):
+                self.data.model = (model[0], -1.0)
+            if not self.rules.completes_copy:
+                member.adopt(view_id, data["progress"]["state"]["samples"])
         elif part == 1 and self.has_first_part:
             samples = data["progress"]["state"]["samples"]
             if member.adopt(view_id, samples):
@@ -255,3 +273,9 @@ class StepNode:
                 self._share_progress()
                 self.snapshots = {}
                 self.oracle.adopted(member, self.state, self.others())
+        self.oracle.kept(member, self.state)
+
+    def report(self) -> bytes:
+        """Return the status of this member for the view that it is frozen for."""
+        self.oracle.kept(self.member, self.state)
+        return encode_status(self.member.status())

@@ -1,4 +1,4 @@
-"""Oracle: knows what every delivered value must be, and checks I1 to I13 as they occur.
+"""Oracle: knows what every delivered value must be, and checks I1 to I14 as they occur.
 
 I1   members of one view have the same chain at the same version
 I2   a delivered result is the exact sum of the contributions of its attempt
@@ -13,6 +13,7 @@ I10  a published state is final in its lineage; a total restart resumes the newe
 I11  no more than two results are stored
 I12  all members of a view compute the same table of quanta
 I13  an aborted attempt leaves the codec's residual as it was
+I14  a member that had a complete state has one, and has the state of its chain
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ State = tuple[Values, Progress]
 Covered = tuple[int, frozenset[int]]
 """An epoch, and the positions of it that were delivered."""
 
-INVARIANTS = tuple(f"I{number}" for number in range(1, 14))
+INVARIANTS = tuple(f"I{number}" for number in range(1, 15))
 
 
 class StepViolation(AssertionError):
@@ -70,6 +71,7 @@ class Oracle:
         self._extended: dict[tuple[str, int], bytes] = {}
         self._published: dict[tuple[str, int], bytes] = {}
         self._tables: dict[tuple[ViewId, int], StepTable] = {}
+        self._complete: set[Member] = set()
 
     def check(self, condition: bool, invariant: str, text: str) -> None:
         """Raise StepViolation unless ``condition`` holds."""
@@ -229,6 +231,17 @@ class Oracle:
         """Check that a result that others may lack is still there."""
         known = self._results.get(attempt, stored)
         self.check(known == stored, "I8", text)
+
+    def kept(self, member: StepMember, state: State) -> None:
+        """Check that a member still has a complete state, if it ever had one."""
+        if member.is_torn:
+            text = f"{member.me} gave up its state before it had another one"
+            self.check(member.me not in self._complete, "I14", text)
+            return
+        self._complete.add(member.me)
+        known = self.states.get(member.chain, state)
+        text = f"{member.me} has {state[0]}, not the state {known[0]} of its chain"
+        self.check(known == state, "I14", text)
 
     def adopted(
         self, member: StepMember, state: State, others: list[StepMember]

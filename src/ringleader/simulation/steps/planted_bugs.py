@@ -263,6 +263,7 @@ PLANTED_BUGS: Final[dict[str, PlantedBug]] = {
     "keep_all_results": PlantedBug("I11", StepRules(buffers=_AllBuffers)),
     "assign_from_memory": PlantedBug("I12", StepRules(asks_plan=False)),
     "commit_codec_early": PlantedBug("I13", StepRules(residuals=_HastyResiduals)),
+    "overwrite_in_place": PlantedBug("I14", StepRules(keeps_state=False)),
     "trust_the_holder": PlantedBug("I2", _decides(_trust_the_holder)),
     "ignore_delivered": PlantedBug("I7", StepRules(decide=_ignore_delivered)),
     "miss_void": PlantedBug("I6", StepRules(looks_back=False)),
@@ -270,5 +271,6 @@ PLANTED_BUGS: Final[dict[str, PlantedBug]] = {
     "count_forks": PlantedBug("I5", _decides(_count_forks)),
     "count_the_dead": PlantedBug("I5", _decides(_count_the_dead)),
     "forget_last_promises": PlantedBug("I5", _decides(_forget_last_promises)),
+    "enter_half_copied": PlantedBug("I14", StepRules(completes_copy=False)),
 }
-"""The first 13 are those of I1 to I13, in this order."""
+"""The first 14 are those of I1 to I14, in this order."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ringleader.membership.member import Member, View
+from ringleader.membership.member import View
 from ringleader.membership.steps.decide import Partition, decide
 from ringleader.membership.steps.lineage import Statuses
 from ringleader.membership.steps.plan import StepPlan
@@ -23,7 +23,7 @@ def decide_plan(view: View, statuses: Statuses, partition: Partition) -> StepPla
 class StepRules:
     """The code under test, and what the simulated run around it may do wrong."""
 
-    member: Callable[[Member, Partition], StepMember] = StepMember
+    member: Callable[..., StepMember] = StepMember
     decide: Callable[[View, Statuses, Partition], StepPlan] = decide_plan
     buffers: type[FlatBuffers] = FlatBuffers
     residuals: type[Residuals] = Residuals
@@ -39,6 +39,10 @@ class StepRules:
     """A source sends its state only at the version of the plan."""
     waits_for_stable: bool = True
     """A state is published only when it is final."""
+    keeps_state: bool = True
+    """A member that has a complete state keeps it until it has another one."""
+    completes_copy: bool = True
+    """A member enters the history of a copied state when all of it has arrived."""
     asks_plan: bool = True
     """The quanta that members keep are those of the plan, not those of the last table
     that a member remembers."""

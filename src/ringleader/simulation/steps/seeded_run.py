@@ -117,7 +117,7 @@ def _may_pause(world: StepWorld) -> bool:
     """Handle a last view that pauses: a legal end, or everybody starts again."""
     plan = world.living()[0].member.plan
     assert plan is not None
-    if "checkpoint" in plan.pause_reason:
+    if plan.lacks_state:
         for node in world.living():
             world.crash(node)
             world.start(node, loads_disk=True)

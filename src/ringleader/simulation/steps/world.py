@@ -16,7 +16,7 @@ from ringleader.ids import Incarnation
 from ringleader.membership.member import Member, View, ViewId
 from ringleader.membership.steps.decide import Partition
 from ringleader.membership.steps.plan import Gather, StepPlan
-from ringleader.membership.steps.status import encode_status, read_statuses
+from ringleader.membership.steps.status import read_statuses
 from ringleader.simulation.membership.simulated_node import node_id
 from ringleader.simulation.membership.trace_text import name_of, names_of, view_name
 from ringleader.simulation.steps.data_side import PureResults
@@ -79,12 +79,16 @@ class StepWorld:
         """Return the machines whose process runs."""
         return [node for node in self.nodes if node.is_alive]
 
-    def start(self, node: StepNode, *, loads_disk: bool = False) -> None:
-        """Start a process on a machine."""
+    def start(
+        self, node: StepNode, *, loads_disk: bool = False, joins: bool = False
+    ) -> None:
+        """Start a process on a machine; one that ``joins`` a run has no state."""
         self._clock += 1
         life = Incarnation(f"{node.life + 1:04x}0{node.index:011x}")
         node.begin_life(
-            Member(self._clock, node_id(node.index), life), loads_disk=loads_disk
+            Member(self._clock, node_id(node.index), life),
+            loads_disk=loads_disk,
+            joins=joins,
         )
         self.tell(f"{name_of(node.me)} starts at version {node.member.version}")
 
@@ -172,7 +176,7 @@ class StepWorld:
             self.send(node, leader, "status", node.me, view_id, ring, node.status_bytes)
         elif node.member.freeze(view_id, ring):
             node.frozen_for = view_id
-            node.status_bytes = encode_status(node.member.status())
+            node.status_bytes = node.report()
             self.send(node, leader, "status", node.me, view_id, ring, node.status_bytes)
             self.tell(f"{name_of(node.me)} promises {view_name(view_id)}")
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ringleader.groups.group import Group
 from ringleader.groups.work import Work
+from ringleader.training.kill_points import reach
 from ringleader.training.state.digests import Hasher
 from ringleader.training.state.pieces import (
     ByteViews,
@@ -56,8 +57,12 @@ class PieceExchange:
         views: ByteViews,
         hasher: Hasher,
         progress: Callable[[int], None] | None,
+        *,
+        keeps: bool = False,
     ) -> None:
         self._group = group
+        self._keeps = keeps
+        """Whether the tensors here stay as they are until all has arrived."""
         self._views = views
         self._hasher = hasher
         self._progress = progress
@@ -137,6 +142,8 @@ class PieceExchange:
 
     def _room(self, piece: Piece) -> Tensor:
         """Return the memory to receive a piece into."""
+        if self._keeps:
+            self._views.stage(piece)
         if self._views.is_in_place(piece):
             return self._views.read(piece)
         return torch.empty(size_of(piece), dtype=torch.uint8)
@@ -148,6 +155,7 @@ class PieceExchange:
         self._count(data)
 
     def _count(self, data: Tensor) -> None:
+        reach("copy:piece")
         self._done += data.nbytes
         if self._progress is not None:
             self._progress(self._done)

@@ -72,6 +72,7 @@ class ByteViews:
 
     A contiguous tensor is read and written in place, on whichever device it is. Any
     other is copied when its first byte is needed; ``write_back`` copies changes to it.
+    So is a tensor that is staged: it stays as it is until then.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
@@ -86,6 +87,12 @@ class ByteViews:
         parts = [self._bytes_of(span).cpu() for span in piece]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
+    def stage(self, piece: Piece) -> None:
+        """Give the tensors of a piece, all of which will be written, new memory."""
+        for name in {span.name for span in piece} - self._copies.keys():
+            num_bytes = self._tensors[name].nbytes
+            self._copies[name] = torch.empty(num_bytes, dtype=torch.uint8)
+
     def write(self, piece: Piece, data: Tensor) -> None:
         """Write the bytes of a piece into the tensors."""
         begin = 0
@@ -94,16 +101,15 @@ class ByteViews:
             begin += span.num_bytes
 
     def is_in_place(self, piece: Piece) -> bool:
-        """Whether ``read`` gives the memory of the tensor itself."""
-        live = self._tensors[piece[0].name]
-        return len(piece) == 1 and live.is_cpu and live.is_contiguous()
+        """Whether ``read`` gives the memory into which ``write`` would write."""
+        return len(piece) == 1 and self._flat(piece[0].name).is_cpu
 
     def write_back(self) -> None:
-        """Copy what was written to tensors that are not contiguous."""
-        for name, copy in self._copies.items():
+        """Copy what was written to tensors that are staged or not contiguous."""
+        while self._copies:
+            name, copy = self._copies.popitem()
             live = self._tensors[name].detach()
             live.copy_(copy.view(live.dtype).reshape(live.shape))
-        self._copies.clear()
 
     def forget(self, name: str) -> None:
         """Free the copy of a tensor that is not contiguous."""
@@ -115,9 +121,9 @@ class ByteViews:
 
     def _flat(self, name: str) -> Tensor:
         live = self._tensors[name].detach()
-        if live.is_contiguous():
-            return live.reshape(-1).view(torch.uint8)
         if name not in self._copies:
+            if live.is_contiguous():
+                return live.reshape(-1).view(torch.uint8)
             flat = live.contiguous().reshape(-1)
             self._copies[name] = flat.view(torch.uint8)
         return self._copies[name]

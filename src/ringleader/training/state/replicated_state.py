@@ -102,6 +102,13 @@ class ReplicatedState:
         entries = tuple(model_part.entry_of(*item) for item in found.items())
         return Manifest(entries, values.encode(trees, is_sorted=True)), found
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors as they are now."""
+        moments = self._moments.tensors() if self._moments is not None else {}
+        tensors = (*self._model_tensors().values(), *moments.values())
+        return sum(tensor.nbytes for tensor in tensors)
+
     def digest(self) -> Digests:
         """Return the digests of all tensors and values as they are now."""
         listed, tensors = self.snapshot()
@@ -138,6 +145,16 @@ class ReplicatedState:
             dtype = dtypes.dtype_of(entry.dtype)
             found[entry.name] = torch.empty(entry.shape, dtype=dtype)
         return {entry.name: found[entry.name] for entry in offered.tensors}
+
+    def other(self, name: str, encoded: bytes) -> Any:  # noqa: ANN401 - a state_dict
+        """Return what one of ``others`` is to load, of values that were received.
+
+        Raises LayoutMismatch if that is not among them.
+        """
+        try:
+            return values.decode(encoded)[f"{_OTHER}{name}"]
+        except (LookupError, TypeError, ValueError) as exc:
+            raise LayoutMismatch(f"the state has no {name}: {exc}"[:500]) from exc
 
     def adopt(self, offered: Manifest, tensors: Mapping[str, Tensor]) -> None:
         """Take over another member's state, received into its ``targets``.

@@ -7,8 +7,10 @@ All members of the group call ``transfer_state`` with the same roles:
 3. Several sources send pieces to the adopters at once; a single source broadcasts them
    to several adopters. Everybody hashes what it has.
 4. All compare all digests. A tensor that differs from most sources' is copied again.
+5. Members that keep their own state until then overwrite it with what has arrived.
 
-A lost member breaks the group. The next view then does it again from the beginning.
+A lost member breaks the group. The next view then does it again from the beginning, or
+goes on from a state that was kept.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from ringleader.checkpoint.byte_exchange import ByteExchange
 from ringleader.decoding import from_msgpack
 from ringleader.errors import Expelled, LayoutMismatch, PeerFailed, ProtocolError
 from ringleader.groups.group import Group
+from ringleader.training.kill_points import reach
 from ringleader.training.state import digests, manifest
 from ringleader.training.state.digests import VALUES, Digests, Hasher
 from ringleader.training.state.manifest import Layout, Manifest
@@ -47,8 +50,10 @@ machines long before; this bounds one that hangs."""
 Progress = Callable[[int], None]
 """Called with the bytes that were sent or received so far."""
 
+Commit = Callable[[bytes], None]
 
-def transfer_state(
+
+def transfer_state(  # noqa: PLR0913 - one keyword each
     group: Group,
     state: ReplicatedState,
     roles: Roles,
@@ -56,14 +61,20 @@ def transfer_state(
     names: Sequence[str] = (),
     progress: Progress | None = None,
     is_warm: bool = False,
+    keeps: bool = True,
+    commit: Commit | None = None,
 ) -> Transferred:
     """Give the adopters the sources' state; all members of the group call it.
 
-    ``names`` are the machines' names by rank, for messages. The tensors of an adopter
-    are overwritten while they arrive: if this raises, its state is of no use. An
-    adopter ``is_warm`` if it has followed the run: if all are, only tensors that differ
-    are copied. A source is, if adopters are following it: it hashes its state while
-    they get the last steps.
+    ``names`` are the machines' names by rank, for messages. Members that ``keeps`` is
+    True on receive into new memory, and overwrite their tensors when everything is here
+    and was compared: if this raises, their state is as before. It was overwritten in
+    part on those that do not. ``commit`` is called with the plain values before a state
+    is overwritten in full, from which on nothing can fail that others have a part in.
+
+    An adopter ``is_warm`` if it has followed the run: if all are, only tensors that
+    differ are copied. A source is, if adopters are following it: it hashes its state
+    while they get the last steps.
 
     Raises LayoutMismatch on an adopter whose model differs; errors of the group if a
     member is lost. A member whose copy is still wrong after a second one raises
@@ -71,7 +82,7 @@ def transfer_state(
     """
     begin = time.monotonic()
     transfer = _Transfer(group, state, roles, names, progress)
-    transfer.is_warm = is_warm
+    transfer.is_warm, transfer.keeps = is_warm, keeps
     with _long_timeout(group, 0):
         offered = transfer.offer()
         transfer.hash_early()
@@ -81,7 +92,7 @@ def transfer_state(
     with _long_timeout(group, offered.num_bytes):
         hashed = transfer.copy()
         repaired = transfer.compare(hashed)
-    transfer.finish()
+    transfer.finish(commit)
     return Transferred(
         num_bytes=offered.num_bytes,
         copied_bytes=transfer.copied_bytes,
@@ -126,6 +137,7 @@ class _Transfer:
         self._refusal = ""
         self._has_new_values = False
         self.is_warm = False
+        self.keeps = True
         self._hasher: Hasher | None = None
         self.is_exact = True
         self.copied_bytes = 0
@@ -204,7 +216,7 @@ class _Transfer:
         hasher = self._hasher or Hasher(self._offered.tensors)
         self._takes_part = self._rank in (*self._roles.sources, *self._roles.adopters)
         self._views = ByteViews(self._tensors if self._takes_part else {})
-        pieces = PieceExchange(self._group, self._views, hasher, self._progress)
+        pieces = self._pieces(hasher, self._progress)
         moved = cut(self._offered.tensors)
         if self.is_warm:
             if self._takes_part and self._hasher is None:
@@ -241,12 +253,17 @@ class _Transfer:
 
     def _copy_again(self, repairs: list[Repair], hasher: Hasher) -> None:
         entries = {entry.name: entry for entry in self._offered.tensors}
-        pieces = PieceExchange(self._group, self._views, hasher, None)
+        pieces = self._pieces(hasher, None)
         for name, holder, target in repairs:
             if name == VALUES:
                 self._send_values(holder, target)
             else:
                 pieces.move(cut([entries[name]]), (holder,), (target,))
+
+    def _pieces(self, hasher: Hasher, progress: Progress | None) -> PieceExchange:
+        is_source = self._rank in self._roles.sources
+        keeps = self.keeps or is_source
+        return PieceExchange(self._group, self._views, hasher, progress, keeps=keeps)
 
     def _send_values(self, holder: int, target: int) -> None:
         """Give a member the plain values of another; all members call it."""
@@ -255,8 +272,11 @@ class _Transfer:
             self._offered = msgspec.structs.replace(self._offered, values=values)
             self._has_new_values = True
 
-    def finish(self) -> None:
+    def finish(self, commit: Commit | None) -> None:
         """Put what was received into the training objects."""
+        if self._lacks and commit is not None:
+            reach("copy:whole")
+            commit(self._offered.values)
         self._views.write_back()
         if self._lacks or self._has_new_values:
             self._state.adopt(self._offered, self._tensors)

@@ -185,7 +185,7 @@ def test_a_torn_state_is_no_source() -> None:
     assert world.at["c"].begin_adopt(world.at["c"].plan_view.id)
     plan = world.change("c")
     assert plan.is_paused
-    assert "checkpoint" in plan.pause_reason
+    assert plan.lacks_state
 
 
 def test_a_member_that_still_gathers_does_not_speak_for_the_new_view() -> None:
