@@ -16,6 +16,7 @@ from ringleader.groups.group import Group, handle_of, open_group
 from ringleader.groups.known_links import CostRow
 from ringleader.groups.measure_links import learn_network
 from ringleader.groups.share_cores import share_cores
+from ringleader.settings.launch import note_group
 
 _open_groups: weakref.WeakValueDictionary[int, Group] = weakref.WeakValueDictionary()
 """By their id."""
@@ -107,4 +108,5 @@ def open_connected(  # noqa: PLR0913
         connector.close()
         raise
     _open_groups[id(formed)] = formed
+    note_group()
     return formed

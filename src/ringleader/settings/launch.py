@@ -35,6 +35,7 @@ _TORCH = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 _FOLDER = "RINGLEADER_LAUNCH_FOLDER"
 _STOPPING = "stopping"
+_GROUP = "group"
 
 
 def export_launch_folder(folder: Path) -> None:
@@ -44,14 +45,34 @@ def export_launch_folder(folder: Path) -> None:
 
 def note_stopping() -> None:
     """Let the workers of this launcher know that it was told to end."""
-    with contextlib.suppress(OSError):  # the disk is full: they end less quietly
-        Path(os.environ[_FOLDER], _STOPPING).touch()
+    _note(_STOPPING)
 
 
-def is_stopping(env: Mapping[str, str] | None = None) -> bool:
+def is_stopping() -> bool:
     """Return whether the launcher of this worker was told to end: Ctrl-C, or a stop."""
-    folder = (os.environ if env is None else env).get(_FOLDER, "")
-    return bool(folder) and os.path.exists(os.path.join(folder, _STOPPING))
+    return _is_noted(_STOPPING)
+
+
+def note_group() -> None:
+    """Let the launcher of this worker, if it has one, know that it is in a group."""
+    _note(_GROUP)
+
+
+def has_group() -> bool:
+    """Return whether a worker of this launcher was in a group, or may have been."""
+    is_blind = os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0"
+    return is_blind or _is_noted(_GROUP)
+
+
+def _note(name: str) -> None:
+    if folder := os.environ.get(_FOLDER):
+        with contextlib.suppress(OSError):  # a full disk: only words depend on it
+            Path(folder, name).touch()
+
+
+def _is_noted(name: str) -> bool:
+    folder = os.environ.get(_FOLDER, "")
+    return bool(folder) and os.path.exists(os.path.join(folder, name))
 
 
 def has_rank(env: Mapping[str, str] | None = None) -> bool:

@@ -192,6 +192,27 @@ def test_a_viewer_that_is_killed_leaves_the_job_and_a_stop_is_quiet(
     assert len(lines) < 10, lines
 
 
+@pytest.mark.parametrize(
+    ("lines", "is_told"),
+    [
+        ("print('alone')", True),
+        ("import torch.distributed as dist; dist.init_process_group('gloo')", False),
+    ],
+)
+def test_copies_that_form_no_group_are_told_at_the_end(
+    home: Path, tmp_path: Path, lines: str, is_told: bool
+) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "train.py").write_text(lines)
+    words = ("run", "--nproc-per-node", "2", "train.py")
+    viewer = Viewer(home, tmp_path / "project", *words)
+    said = viewer.process.communicate(timeout=LIMIT_S)[0].splitlines()
+    assert viewer.process.returncode == 0, said
+    told = [line for line in said if "ran the program for itself" in line]
+    assert len(told) == is_told, said
+    assert "finished on desk" in said[-1]
+
+
 GIT = """#!/bin/sh
 touch "$HELD/listing"
 while [ ! -e "$HELD/go" ]; do sleep 0.05; done

@@ -173,5 +173,7 @@ def run_workers(handler: AgentRendezvous, workers: Workers) -> RunResult:
             except BaseException:
                 handler.shutdown()
                 raise
+            if notice := handler.copies_notice(workers.count):
+                handler.on_progress(notice)
             handler.shutdown()
             return result

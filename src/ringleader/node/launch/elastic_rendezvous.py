@@ -38,6 +38,7 @@ from ringleader.node.launch.survival_policy import SurvivalPolicy
 from ringleader.node.protocol.agent_client import AgentClient
 from ringleader.node.protocol.local_requests import EnterJob
 from ringleader.node.protocol.resident_record import read_record
+from ringleader.settings import launch
 from ringleader.settings.job import job_settings
 from ringleader.settings.run import RunSettings
 
@@ -127,6 +128,17 @@ class AgentRendezvous(RendezvousHandler):
         else:
             self.on_progress(f"round of {entered.size}: {', '.join(entered.names)}")
         return self._round
+
+    def copies_notice(self, workers_here: int) -> str:
+        """Return what to tell at the end if each worker ran for itself, else ''."""
+        machines = self._round.entered.size if self._round else 1
+        if machines * workers_here == 1 or launch.has_group():
+            return ""
+        text = "each worker ran the program for itself: it formed no group. To train"
+        return (
+            f"{text} one model together, call torch.distributed.init_process_group() "
+            "and wrap the model in DistributedDataParallel, or use ringleader.elastic"
+        )
 
     def num_nodes_waiting(self) -> int:
         """Return 1 if the workers must restart in another round, else 0.

@@ -103,6 +103,7 @@ def _wrap_env() -> None:
         rounds = torch_handler(url, *args, **options)
         with no_name_lookups(_address_without_names()):
             first = next(rounds)
+        launch.note_group()
         yield first
         yield from rounds
 

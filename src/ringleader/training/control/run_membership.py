@@ -27,6 +27,7 @@ from ringleader.node.peering.peer_connection import (
     HandshakeContext,
 )
 from ringleader.node.protocol.run_peers import RunPeers
+from ringleader.settings.launch import note_group
 from ringleader.training.control.control_loop import ControlLoop
 from ringleader.training.control.run_config import RunConfig
 from ringleader.training.control.view_hooks import ServeState, ViewHooks
@@ -80,6 +81,7 @@ class RunMembership:
             text = f"the control thread of run {self.config.run!r} did not start"
             raise InternalError(f"{text} within {OWN_PROCESS_S:g} s")
         self.check()
+        note_group()
         return self.port
 
     def check(self) -> None:
