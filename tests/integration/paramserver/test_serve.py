@@ -8,6 +8,7 @@ import socket
 import ssl
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,34 @@ def test_a_client_without_zstd_takes_and_sends_gzip(tmp_path: Path) -> None:
         assert anna.put(work, sent).json()["counted"] is True
     moved = (MANIFEST.values(model()) - weights_in(tmp_path)) / 0.25
     assert np.allclose(moved, gradient(0, 0), atol=1e-5)
+
+
+def test_the_server_answers_while_it_works_on_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CS-6: packing weights, which takes seconds, happens beside the event loop."""
+    has_begun, may_end = threading.Event(), threading.Event()
+    with server(tmp_path) as served, served.clients(1) as (anna,):
+        pack = served.training.store.weights.pack
+
+        def slow_pack(codec: str, frame: str) -> memoryview:
+            has_begun.set()
+            assert may_end.wait(300)
+            return pack(codec, frame)
+
+        monkeypatch.setattr(served.training.store.weights, "pack", slow_pack)
+        with ThreadPoolExecutor(1) as thread:
+            path = "/v1/weights/0?codec=bf16"
+            waiting = thread.submit(anna.http.get, path, headers=anna.headers)
+            try:
+                assert has_begun.wait(300)
+                assert anna.work() is not None, "work is given out meanwhile"
+                status = httpx2.get(f"{served.url}/v1/status", timeout=300)
+                assert status.json()["version"] == 0
+                assert not waiting.done()
+            finally:
+                may_end.set()
+            assert waiting.result(300).status_code == 200
 
 
 def test_unchanged_weights_are_not_sent_again_and_broken_ones_resumed(

@@ -58,6 +58,24 @@ def test_the_ring_avoids_the_slow_pair_on_every_node() -> None:
         assert sorted(ring) == IDS
 
 
+def test_who_leaves_shifts_no_link_and_no_place_of_the_others() -> None:
+    """PM-10: an index that a removed node gave back was found for another one."""
+    every = four((A, D))
+    for gone in IDS:
+        graph = build_graph({n: s for n, s in every.items() if n != gone})
+        left = [node for node in IDS if node != gone]
+        assert [node.id for node in graph.nodes()] == left
+        assert sorted(graph.ring_order()) == left
+        assert [node.addresses for node in graph.nodes()] == [
+            ((f"10.0.0.{IDS.index(node) + 1}", 4000),) for node in left
+        ]
+        for a in left:
+            assert graph.link(a, gone) is None
+            for b in left:
+                wanted = None if a == b else every[a].links[b]
+                assert graph.link(a, b) == wanted
+
+
 def test_a_member_with_an_invalid_state_comes_last_in_the_ring() -> None:
     payloads = {member(n): node_state.encode(s) for n, s in four((A, B)).items()}
     payloads[member(A)] = b"\xc1"
