@@ -47,7 +47,8 @@ def join(
         ),
     ] = None,
     phrase_file: Annotated[
-        Path | None, typer.Option(help="Read the phrase from this file.")
+        Path | None,
+        typer.Option(help="Read the phrase from this file; -: standard input."),
     ] = None,
     pin: Annotated[
         bool,

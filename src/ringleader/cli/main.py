@@ -81,6 +81,31 @@ class _Command(TyperCommand):
         return _with_default(super().get_help_option(ctx))
 
 
+_SYNONYMS = {
+    "start": "'ringleader up' joins the cluster and stays; "
+    "'ringleader run SCRIPT' trains.",
+    "train": "To train: ringleader run SCRIPT",
+    "launch": "To train: ringleader run SCRIPT",
+    "ps": "The jobs are shown by: ringleader jobs",
+    "ls": "The jobs are shown by: ringleader jobs",
+    "list": "The jobs are shown by: ringleader jobs",
+    "kill": "A job is ended by: ringleader stop JOB",
+    "cancel": "A job is ended by: ringleader stop JOB",
+    "nodes": "The machines are shown by: ringleader status",
+    "create": "A cluster is made by: ringleader init",
+    "quit": "'ringleader down' ends the agent; 'ringleader leave' forgets the cluster.",
+    "help": "Help: ringleader --help, and ringleader COMMAND --help",
+    "version": "The version is shown by: ringleader --version",
+}
+"""What people type that is no command -> what they may want."""
+
+
+def _meant(word: str) -> str:
+    if word.endswith(".py"):
+        return f"To train: ringleader run {word}"
+    return _SYNONYMS.get(word, "")
+
+
 class _LazyGroup(TyperGroup):
     """Knows the summaries of its commands; imports only the one that is called."""
 
@@ -88,6 +113,8 @@ class _LazyGroup(TyperGroup):
         return _with_default(super().get_help_option(ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401
+        if args[0] not in self.commands and (hint := _meant(args[0])):
+            ctx.fail(f"No such command '{args[0]}'. {hint}")
         name, _, rest = super().resolve_command(ctx, args)
         return name, load_command(str(name)), rest
 

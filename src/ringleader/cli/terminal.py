@@ -55,7 +55,13 @@ def prompt(question: str, otherwise: str) -> Secret[str]:
 
 
 def read_secret_file(path: Path, option: str) -> Secret[str]:
-    """Return the content of a file that only this user can read, without line ends."""
+    """Return the content of a file that only this user can read, without line ends.
+
+    The file ``-`` is standard input: a line that is piped in, or typed.
+    """
+    if str(path) == "-":
+        typed = prompt(f"{option}: ", f"{option} -: standard input is empty")
+        return Secret(typed.reveal().strip())
     content = read_private(path, _FILE_BYTES)
     if content is None:
         raise ConfigError(f"{option}: file {path} not found")

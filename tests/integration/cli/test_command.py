@@ -165,3 +165,14 @@ def test_the_other_shells_get_every_command_and_option() -> None:
         assert f"-a {name} " in fish
     assert "'--nproc-per-node:" in zsh
     assert "-l nproc-per-node" in fish
+
+
+@pytest.mark.parametrize(
+    ("word", "instead"),
+    [("start", "ringleader up"), ("train.py", "run train.py"), ("runn", "'run'")],
+)
+def test_a_word_that_is_no_command_says_what_is_meant(word: str, instead: str) -> None:
+    done = CliRunner().invoke(app, [word])
+    assert done.exit_code == 2
+    assert f"No such command '{word}'." in done.output
+    assert instead in done.output

@@ -13,10 +13,12 @@ from ringleader.cli.terminal import read_pin, read_secret_file
 from ringleader.errors import ConfigError
 
 PROGRAM = """
-from ringleader.cli.terminal import prompt, read_pin
+from ringleader.cli.terminal import prompt, read_pin, read_secret_file
+from pathlib import Path
 print("started", flush=True)
 print(prompt("Link: ", "no link").reveal())
 print(read_pin("work", "-", None).reveal(), flush=True)
+print(read_secret_file(Path("-"), "--phrase-file").reveal(), flush=True)
 """
 
 
@@ -29,8 +31,10 @@ def test_a_link_and_a_pin_are_piped_in_one_after_the_other() -> None:
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "started\n"
-        said, _ = process.communicate("https://desk:8000/#secret\n4711\n", timeout=300)
-    assert said == "https://desk:8000/#secret\n4711\n"
+        said, _ = process.communicate(
+            "https://desk:8000/#secret\n4711\none two\n", timeout=300
+        )
+    assert said == "https://desk:8000/#secret\n4711\none two\n"
 
 
 def test_a_pin_from_a_file_must_be_private(tmp_path: Path) -> None:

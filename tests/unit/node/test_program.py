@@ -58,3 +58,25 @@ def test_a_script_is_run_by_its_path(folder: Path) -> None:
         find_program("no.py", [], is_module=False)
     with pytest.raises(ConfigError, match=r"to run the module pack\.tool, write -m"):
         find_program("pack.tool", [], is_module=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [
+        ("python train.py --lr 1", "run train.py --lr 1"),
+        ("/usr/bin/python3.11 -m pack.tool", "run -m pack.tool"),
+        ("torchrun --standalone train.py", "run train.py"),
+        ("-", "save it: ringleader run train.py"),
+        ("train.ipynb", "nbconvert --to script train.ipynb; ringleader run train.py"),
+        (".", "name the script: ringleader run train.py"),
+    ],
+)
+def test_what_is_no_script_says_what_to_type(
+    folder: Path, words: str, instead: str
+) -> None:
+    assert (folder / "train.py").exists()
+    (folder / "train.ipynb").write_text("{}")
+    name, *args = words.split()
+    with pytest.raises(ConfigError) as refused:
+        find_program(name, args, is_module=False)
+    assert str(refused.value).endswith(instead)

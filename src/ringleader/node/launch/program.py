@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import sys
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
@@ -11,6 +13,9 @@ from pathlib import Path
 from ringleader.errors import ConfigError
 from ringleader.node.launch import worker_main
 from ringleader.settings.job import job_settings
+
+_INTERPRETER = re.compile(r"pythonw?[0-9.]*(\.exe)?|pypy[0-9.]*")
+_LAUNCHERS = ("torchrun", "accelerate", "mpirun", "mpiexec", "srun", "deepspeed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,8 @@ def find_program(name: str, args: list[str], *, is_module: bool) -> Program:
     Raises ``ConfigError`` if there is none.
     """
     path = _find_module(name) if is_module else name
+    if not is_module and (hint := _no_script(name, args)):
+        raise ConfigError(hint)
     if not os.path.isfile(path):
         hint = ""
         if not is_module and "/" not in name and _find_module(name):
@@ -53,6 +60,29 @@ def find_program(name: str, args: list[str], *, is_module: bool) -> Program:
         kind = "module" if is_module else "script"
         raise ConfigError(f"{kind} {name!r} not found in {Path.cwd()}{hint}")
     return Program(name, path, is_module, args)
+
+
+def _no_script(name: str, args: list[str]) -> str:
+    """Return what to type instead of a name that cannot be a script; else ''."""
+    path = Path(name)
+    if _INTERPRETER.fullmatch(path.name):
+        rest = shlex.join(args) if args and args[0] != "-c" else "train.py"
+        return f"{path.name}: ringleader starts Python itself; ringleader run {rest}"
+    if path.name in _LAUNCHERS:
+        text = f"{name}: ringleader run takes its place"
+        return f"{text}; leave it out, with its options: ringleader run train.py"
+    if name == "-":
+        text = "-: a program from standard input has no file that the others could get"
+        return f"{text}; save it: ringleader run train.py"
+    if path.suffix == ".ipynb":
+        made = path.with_suffix(".py").name
+        text = f"{name}: a notebook is no program; make one, and look through it"
+        return f"{text}: jupyter nbconvert --to script {name}; ringleader run {made}"
+    if path.is_dir():
+        scripts = sorted(each.name for each in path.glob("*.py"))
+        first = "__main__.py" if "__main__.py" in scripts else (*scripts, "train.py")[0]
+        return f"{name} is a folder; name the script: ringleader run {path / first}"
+    return ""
 
 
 def _find_module(name: str) -> str:
