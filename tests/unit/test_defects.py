@@ -19,8 +19,8 @@ TEST = re.compile(r"`([\w/]+\.py)::(\w+)`")
 @cache
 def functions(file: str) -> set[str]:
     """The tests and scenarios in a file."""
-    body = ast.parse((TESTS / file).read_text(encoding="utf-8")).body
-    return {node.name for node in body if isinstance(node, _FUNCTIONS)}
+    tree = ast.parse((TESTS / file).read_text(encoding="utf-8"))
+    return {node.name for node in ast.walk(tree) if isinstance(node, _FUNCTIONS)}
 
 
 def rows() -> dict[str, str]:
