@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -152,10 +153,22 @@ def _hops(ring: list[str]) -> Iterator[tuple[str, str]]:
     yield from pairs[: 1 if len(pairs) == 2 else None]
 
 
+def _times(job: Row) -> str:
+    """Return since when a job runs and for how long, or did; "" if nobody knows."""
+    if not job["started_s"]:
+        return ""
+    began = time.strftime("%H:%M:%S", time.localtime(job["started_s"]))
+    took_s = max(0.0, (job["ended_s"] or time.time()) - job["started_s"])
+    return f", since {began}, {units.format_seconds(took_s)}"
+
+
 def _job(job: Row) -> RenderableType:
     title = Text(f"job {job['name']}  {job['state']}  ", style="bold")
     title.append(job["about"], style="dim")
+    title.append(_times(job), style="dim")
     parts: list[RenderableType] = [title]
+    if job["failure"]:
+        parts.append(Padding(Text(job["failure"], style="red"), (0, 0, 0, 2)))
     for name, points in job["numbers"].items():
         values = [value for _, value in points if value is not None]
         if points:

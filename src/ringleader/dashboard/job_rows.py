@@ -102,6 +102,9 @@ def _job_row(
         "name": job,
         "state": "waiting" if is_waiting else "running",
         "about": f"{'waits on' if is_waiting else 'on'} {machines}",
+        "failure": "",
+        "started_s": 0.0,  # only the launchers of such a job know
+        "ended_s": 0.0,
         "numbers": number_curves(numbers),
         "ranks": rank_rows(numbers, names),
         "can_stop": False,

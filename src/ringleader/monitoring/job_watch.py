@@ -111,6 +111,9 @@ def summary_rows(
             "name": f"{job.spec.title} ({job.spec.id})",
             "state": str(job.state),
             "about": _about(job),
+            "failure": job.failure,
+            "started_s": round(job.created_s, 1),
+            "ended_s": round(job.ended_s, 1),
             "numbers": number_curves(numbers.get(job.spec.id, JobNumbers())),
             "ranks": rank_rows(numbers.get(job.spec.id, JobNumbers()), names),
             "can_stop": not job.state.is_over,
@@ -123,7 +126,5 @@ def summary_rows(
 def _about(job: JobSummary) -> str:
     states = set(job.machines.values())
     if states == {str(job.state)}:
-        text = f"on {', '.join(job.machines)}"
-    else:
-        text = ", ".join(f"{name}: {state}" for name, state in job.machines.items())
-    return f"{text}; {job.failure}" if job.failure else text
+        return f"on {', '.join(job.machines)}"
+    return ", ".join(f"{name}: {state}" for name, state in job.machines.items())

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ringleader.dashboard.access import ATTEMPT_EVERY_S
+from ringleader.dashboard.page_state import Row, State
 from tests.kit.browser import CHROMIUM, DESKTOP, PHONE, Browser, browser
 from tests.kit.simulated_cluster import simulated_state
 from tests.kit.simulated_dashboard import simulated_dashboard
@@ -94,8 +95,8 @@ def _check_keyboard(page: Browser) -> None:
 
 def _check_log_and_stop(page: Browser) -> None:
     page.evaluate("document.querySelector('#job-list button').click()")
-    page.wait_until("document.querySelector('#job-list pre').textContent")
-    log = page.evaluate("document.querySelector('#job-list pre').textContent")
+    page.wait_until("document.querySelector('#job-list pre.log').textContent")
+    log = page.evaluate("document.querySelector('#job-list pre.log').textContent")
     assert "step 7 <b>done</b>" in log
     page.evaluate("document.querySelector('#job-list .danger').focus()")
     page.press("Enter")
@@ -157,3 +158,50 @@ def test_a_page_that_a_code_opened_only_looks(tmp_path: Path) -> None:
         assert page.evaluate("document.querySelector('#job-list .danger').hidden")
         assert not page.evaluate("document.querySelector('#job-list button').hidden")
         assert shown.stopped == []
+
+
+TRACEBACK = """Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+ValueError: <b>no data</b>"""
+
+
+def test_jobs_tell_since_when_they_run_and_why_they_failed(tmp_path: Path) -> None:
+    state = simulated_state(1, 3)
+    running, failed, own = (dict(job, ranks=[]) for job in _three(state))
+    now_s = time.time()
+    running.update(started_s=now_s - 3700)
+    failed.update(started_s=now_s - 90, ended_s=now_s - 25, failure=TRACEBACK)
+    jobs = {each["id"]: each for each in (running, failed, own)}
+    with (
+        simulated_dashboard({}) as shown,
+        browser(tmp_path / "profile") as page,
+    ):
+        page.resize(DESKTOP)
+        page.open(shown.url)
+        page.wait_until("document.getElementById('status').textContent == 'Live'")
+        text = page.evaluate("document.body.innerText")
+        assert "no other machine" not in text, "nobody knows yet"
+        assert "No job runs" not in text
+        shown.state = {**state, "jobs": {}}
+        page.wait_until("document.body.innerText.includes('no other machine')")
+        page.wait_until("document.body.innerText.includes('No job runs')")
+        shown.state = {**state, "jobs": jobs}
+        page.wait_until("document.querySelectorAll('#job-list .job').length == 3")
+        times = [
+            page.evaluate(f"document.querySelectorAll('.times')[{i}].innerText")
+            for i in range(3)
+        ]
+        assert "1 h 1 min ago" in times[0]
+        assert times[1].endswith("ended after 1 min 5 s")
+        assert times[2] == "", "only its launchers know"
+        shown_lines = page.evaluate(
+            "document.querySelectorAll('.failure')[1].innerText.split('\\n').length"
+        )
+        assert shown_lines == 3, "a traceback keeps its lines"
+        page.screenshot(tmp_path / "jobs.png")
+        assert page.problems == []
+
+
+def _three(state: State) -> list[Row]:
+    (job,) = state["jobs"].values()
+    return [{**job, "id": f"job-{i}", "name": f"job-{i}"} for i in range(3)]

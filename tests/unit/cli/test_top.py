@@ -30,6 +30,16 @@ def test_machines_links_and_jobs_are_shown() -> None:
     assert "members: 29" in text
 
 
+def test_a_job_shows_its_times_and_the_lines_of_its_failure() -> None:
+    state = simulated_state(1, 1)
+    (job,) = state["jobs"].values()
+    job.update(started_s=1000.0, ended_s=1042.0, failure="first line\n  second line")
+    text = text_of(state)
+    assert ", 42 s" in text
+    assert "\n  first line" in text
+    assert "\n    second line" in text
+
+
 def test_a_machine_alone_without_load_is_shown() -> None:
     state = simulated_state(1)
     state["machines"][node_id(0)]["load"] = None

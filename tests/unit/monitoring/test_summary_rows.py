@@ -21,11 +21,21 @@ SPEC = JobSpec(
 )
 
 
+TRACEBACK = """Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+ValueError: no data"""
+
+
 def record(
     machine: str, state: JobState, outcome: JobOutcome | None = None
 ) -> JobRecord:
     return JobRecord(
-        spec=SPEC, machine=machine, state=state, created_s=1.0, outcome=outcome
+        spec=SPEC,
+        machine=machine,
+        state=state,
+        created_s=1.0,
+        outcome=outcome,
+        ended_s=4.0 if state.is_over else 0.0,
     )
 
 
@@ -37,6 +47,7 @@ def test_a_running_job_has_numbers_a_log_and_a_stop_button() -> None:
     (row,) = summary_rows([summary], {"brave-fox": numbers}, {"b" * 52: "ben"})
     assert row["name"] == "train.py --epochs 3 (brave-fox)"
     assert (row["state"], row["about"]) == ("running", "on anna, ben")
+    assert (row["started_s"], row["ended_s"], row["failure"]) == (1.0, 0.0, "")
     assert row["can_stop"]
     assert row["has_log"]
     assert row["numbers"] == {"loss": [[7, 2.0]]}
@@ -44,9 +55,11 @@ def test_a_running_job_has_numbers_a_log_and_a_stop_button() -> None:
 
 
 def test_a_failed_job_says_why_and_cannot_be_stopped() -> None:
-    outcome = JobOutcome(text="ValueError: no data", is_here=True)
+    outcome = JobOutcome(text=TRACEBACK, is_here=True)
     failed = record("anna", JobState.FAILED, outcome)
     (row,) = summary_rows([summarize({"anna": failed})], {}, {})
     assert row["state"] == "failed"
-    assert row["about"] == "anna: failed, ben: does not answer; ValueError: no data"
+    assert row["about"] == "anna: failed, ben: does not answer"
+    assert row["failure"] == TRACEBACK, "with its lines"
+    assert (row["started_s"], row["ended_s"]) == (1.0, 4.0)
     assert not row["can_stop"]

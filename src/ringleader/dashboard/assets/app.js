@@ -86,7 +86,7 @@ function show(changed) {
   if (changed.troubles) later("troubles", drawTroubles);
   if (changed.machines) showMachines(changed.machines, machines);
   if (changed.links || changed.machines || changed.cluster) showLinks(state.links ?? {}, machines, state.cluster?.[""]?.ring ?? [], Boolean(changed.links));
-  if (changed.jobs) showJobs(changed.jobs, state.jobs, actions);
+  showJobs(changed.jobs, state.jobs, actions);
   if (changed.events) later("events", drawEvents);
 }
 

@@ -14,6 +14,16 @@ export function clock(s) {
   const time = new Date(s * 1000);
   return [time.getHours(), time.getMinutes(), time.getSeconds()].map(n => String(n).padStart(2, "0")).join(":");
 }
+/** A time in whole seconds, so that it can be counted on. */
+export function duration(s) {
+  const n = Math.max(0, Math.floor(s)), parts = [Math.floor(n / 3600), Math.floor(n / 60) % 60, n % 60];
+  return parts[0] ? `${parts[0]} h ${parts[1]} min` : parts[1] ? `${parts[1]} min ${parts[2]} s` : `${parts[2]} s`;
+}
+/** Time of the day, with the date unless it is today. */
+export function moment(s) {
+  const time = new Date(s * 1000), day = [time.getFullYear(), time.getMonth() + 1, time.getDate()].map(n => String(n).padStart(2, "0")).join("-");
+  return time.toDateString() === new Date().toDateString() ? clock(s) : `${day} ${clock(s)}`;
+}
 export const percent = v => `${v.toFixed(0)} %`;
 
 export function make(tag, className = "", text = "") {

@@ -1,7 +1,7 @@
 // One block per job: numbers with their curves, ranks, log and stop button.
 
 import { later } from "./batch.js";
-import { make, number, rate, seconds, setClass, setText } from "./format.js";
+import { duration, make, moment, number, rate, seconds, setClass, setText } from "./format.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const blocks = new Map();
@@ -9,7 +9,7 @@ const list = document.getElementById("job-list");
 
 function create(id, actions) {
   const block = make("article", "job"), top = make("div", "top");
-  const parts = { block, title: make("h3"), state: make("span", "tag"), about: make("p", "dim"), numbers: make("div", "numbers"), body: make("tbody"), figures: new Map(), ranks: new Map(), log: make("pre"), stop: make("button", "danger", "Stop"), show: make("button", "", "Show log") };
+  const parts = { block, title: make("h3"), state: make("span", "tag"), about: make("p", "dim"), times: make("p", "dim times"), failure: make("pre", "failure"), job: null, numbers: make("div", "numbers"), body: make("tbody"), figures: new Map(), ranks: new Map(), log: make("pre", "log"), stop: make("button", "danger", "Stop"), show: make("button", "", "Show log") };
   top.append(parts.title, parts.state);
   const table = make("table"), head = make("tr"), scroll = make("div", "scroll"), buttons = make("div", "buttons");
   head.append(...["rank", "machine", "step", "time of a step", "sends", "waits for"].map(name => make("th", "", name)));
@@ -23,7 +23,8 @@ function create(id, actions) {
   });
   parts.stop.addEventListener("click", () => actions.stop(id, parts.title.textContent));
   buttons.append(parts.show, parts.stop);
-  block.append(top, parts.about, parts.numbers, scroll, buttons, parts.log);
+  parts.failure.tabIndex = 0;
+  block.append(top, parts.about, parts.times, parts.failure, parts.numbers, scroll, buttons, parts.log);
   blocks.set(id, parts);
   list.append(block);
   return parts;
@@ -68,10 +69,22 @@ function drawRank(parts, rank, seen) {
   shown.forEach((text, i) => setText(row.cells[i], text));
 }
 
+/** Begin and length of a job; while it runs the page counts on by itself. */
+function drawTimes(parts) {
+  const { started_s: began, ended_s: ended } = parts.job;
+  parts.times.hidden = !began;
+  if (!began) return;
+  const took = duration((ended || Date.now() / 1000) - began);
+  setText(parts.times, ended ? `started ${moment(began)}, ended after ${took}` : `started ${moment(began)}, ${took} ago`);
+}
+setInterval(() => { for (const parts of blocks.values()) if (parts.job?.started_s && !parts.job.ended_s) drawTimes(parts); }, 1000);
+
 function draw(id, job, actions) {
   const parts = blocks.get(id) ?? create(id, actions);
   setText(parts.title, job.name); setText(parts.state, job.state); setClass(parts.state, `tag ${job.state}`);
   setText(parts.about, job.about);
+  parts.job = job; drawTimes(parts);
+  setText(parts.failure, job.failure); parts.failure.hidden = !job.failure;
   parts.stop.hidden = !(job.can_stop && actions.canStop()); parts.show.hidden = !job.has_log;
   later(`numbers ${id}`, () => drawNumbers(parts, job));
   parts.table.hidden = !job.ranks.length;
@@ -82,9 +95,9 @@ function draw(id, job, actions) {
 
 /** Draw the jobs that changed; `actions` are log(job, rank), stop(job, name), canStop(). */
 export function showJobs(changed, all, actions) {
-  for (const [id, job] of Object.entries(changed)) {
+  for (const [id, job] of Object.entries(changed ?? {})) {
     if (job === null) later(`job ${id}`, () => { blocks.get(id)?.block.remove(); blocks.delete(id); });
     else later(`job ${id}`, () => draw(id, job, actions));
   }
-  later("no jobs", () => { document.getElementById("no-jobs").hidden = Object.keys(all).length > 0; });
+  later("no jobs", () => { document.getElementById("no-jobs").hidden = Object.keys(all ?? {}).length > 0; });
 }

@@ -35,6 +35,7 @@ const nameOf = i => state.names[i] ?? "?";
 
 function describe() {
   const [i, j] = at;
+  if (!state.order.length) return "";  // the agent has said nothing yet
   if (state.order.length < 2) return "There is no other machine.";
   if (i === j) return nameOf(i);
   const seen = link(i, j), pair = `${nameOf(i)} to ${nameOf(j)}: `;
