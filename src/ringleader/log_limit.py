@@ -7,12 +7,14 @@ log of an agent (by a library, by the interpreter) is bounded by the length of t
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
 
 BURST = 5
 PER_S = 1 / 60
@@ -20,6 +22,9 @@ MAX_BYTES = 256 << 10
 """Length at which a log file starts anew: some thousand lines, and the same again in
 the file of before."""
 STANDARD_ERROR = 2
+MAX_PRINTED = 16 << 10
+PRINTED_PER_S = 10.0
+"""Characters: 36 KB in an hour."""
 
 
 class LogLimit(logging.Filter):
@@ -66,6 +71,31 @@ def limited_logs(*names: str) -> Iterator[None]:
     finally:
         for each in limited:
             each.removeFilter(limit)
+
+
+class LimitedText(io.TextIOBase):
+    """A stream that passes on what libraries print: so much at once, then little.
+
+    gRPC prints a traceback for calls whose client has gone, without a logger.
+    """
+
+    def __init__(self, target: TextIO) -> None:
+        self._target = target
+        self._left, self._then_s = float(MAX_PRINTED), time.monotonic()
+
+    def write(self, text: str, /) -> int:
+        """Pass on a text, or drop it."""
+        now_s = time.monotonic()
+        grown = self._left + (now_s - self._then_s) * PRINTED_PER_S
+        self._left, self._then_s = min(float(MAX_PRINTED), grown), now_s
+        if self._left >= len(text):
+            self._left -= len(text)
+            self._target.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the stream behind."""
+        self._target.flush()
 
 
 def start_anew_if_long(path: Path) -> None:

@@ -37,6 +37,10 @@ os.dup2(log, 1), os.dup2(log, 2)
 sys.argv[:] = ["ringleader", *sys.argv[2:]]
 runpy.run_module("ringleader.cli.main", run_name="__main__")
 """
+_OF_GRPC = (
+    r"Traceback .*\n(?:  .*\n)*  .* in execute_batch\n"
+    r"grpc\._cython\.cygrpc\.ExecuteBatchError: .*\n"
+)
 _DASHBOARD = (
     ("POST", "/session", '{"token": "x"}'),
     ("POST", "/session", '{"code": "x"}'),
@@ -94,11 +98,15 @@ class OpenDoor:
         return sum(each.stat().st_size for each in self.log.parent.glob(self._names))
 
     def errors(self) -> list[str]:
-        """The lines of the log that tell of an uncaught error."""
+        """The lines of the log that tell of an uncaught error.
+
+        gRPC prints one of its own when a client has gone before it is refused.
+        """
         text = "".join(
             each.read_text(errors="replace")
             for each in self.log.parent.glob(self._names)
         )
+        text = re.sub(_OF_GRPC, "", text)
         return re.findall(r".*(?:Traceback|Exception|Unhandled|Error\b).*", text)
 
     @property

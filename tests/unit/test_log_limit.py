@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
+import sys
 import time
 
 import pytest
 
 from ringleader import log_limit
-from ringleader.log_limit import limited_logs
+from ringleader.log_limit import MAX_PRINTED, LimitedText, limited_logs
+
+
+def test_what_libraries_print_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    found = io.StringIO()
+    with contextlib.redirect_stderr(LimitedText(found)):
+        for _ in range(10_000):
+            sys.stderr.write("Traceback\n")
+        assert len(found.getvalue()) <= MAX_PRINTED
+        now_s = 60.0
+        sys.stderr.write("again")
+    assert found.getvalue().endswith("again")
 
 
 def test_a_flood_of_records_is_cut_and_counted(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -54,7 +55,7 @@ def coordinator(  # noqa: PLR0913 # one argument per flag
 
     from ringleader.cli.refused_handshakes import refused_handshakes
     from ringleader.identity.storage.home import Home
-    from ringleader.log_limit import limited_logs
+    from ringleader.log_limit import LimitedText, limited_logs
 
     with exit_on_error("coordinator"), contextlib.ExitStack() as stack:
         require_extra("coordinator")
@@ -75,6 +76,7 @@ def coordinator(  # noqa: PLR0913 # one argument per flag
             tls=security.source,
         )
         stack.enter_context(limited_logs())
+        stack.enter_context(contextlib.redirect_stderr(LimitedText(sys.stderr)))
         with contextlib.suppress(KeyboardInterrupt):
             asyncio.run(_serve(options, security))
 
