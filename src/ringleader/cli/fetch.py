@@ -10,7 +10,7 @@ import typer
 
 from ringleader import settings
 from ringleader.cli.terminal import exit_on_error
-from ringleader.errors import ConfigError
+from ringleader.errors import ConfigError, PeerError
 
 if TYPE_CHECKING:  # slow to import; --help needs none of them
     from ringleader.jobs.client.channel import ResidentAgent
@@ -79,9 +79,15 @@ async def _fetch(name: str, paths: list[str], source: str, into: Path | None) ->
             text = f"it wrote no file in its folder on {names}, or does not answer"
             raise ConfigError(f"job {job.spec.id}: {text}")
         chosen = wrote
+    troubles = []
     for each in chosen:
         folder = re.sub(r"[^\w.-]+", "-", each.name).strip(".-") or each.node[:8]
-        await _bring(agent, job, each, "", into or Path(job.spec.id) / folder)
+        try:
+            await _bring(agent, job, each, "", into or Path(job.spec.id) / folder)
+        except PeerError as exc:  # what the others wrote comes all the same
+            troubles.append(str(exc))
+    if troubles:
+        raise ConfigError("; ".join(troubles))
 
 
 async def _bring(

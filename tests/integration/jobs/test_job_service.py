@@ -573,7 +573,9 @@ def test_an_ended_job_keeps_no_second_copy_of_the_data_and_says_what_it_wrote(
             file.write(b"changed" if len(said) > 1 else data[:7])
         (folder.work / "sub/out/deep").mkdir(parents=True)
         (folder.work / "sub/out/deep/model.pt").write_bytes(bytes(3000))
-        (folder.work / "sub/out/log.txt").write_text("x")
+        (folder.work / "sub/out/log 12:00.txt").write_text("x")
+        if len(said) <= 1:
+            (folder.work / "sub/two\nlines").touch()
         machine = spec.machines
         stop = stop_everywhere(pair.agent(1).path, machine, spec.id, is_urgent=True)
         assert run(stop) == []
@@ -598,12 +600,12 @@ def test_an_ended_job_keeps_no_second_copy_of_the_data_and_says_what_it_wrote(
     names = run(
         fetch_results(pair.agent(1).path, machine, spec.id, name=EVERYTHING, into=into)
     )
-    assert names == ["small.bin", "sub/out/deep/model.pt", "sub/out/log.txt"]
+    assert names == ["small.bin", "sub/out/deep/model.pt", "sub/out/log 12:00.txt"]
     assert (into / "small.bin").read_bytes().startswith(b"changed")
 
     _, record, said = train()
     assert said == [], "all of it is there already, as it was"
-    assert [w.name for w in record.written] == ["out/"]
+    assert [w.name for w in record.written] == ["out/", "two lines"]
 
     jobs, _ = run(list_jobs(pair.agent(1)))
     found = next(job for job in jobs if job.spec.id == spec.id)

@@ -13,12 +13,23 @@ from pathlib import Path
 
 import pytest
 
-from ringleader.errors import ConfigError, ProtocolError
+from ringleader.errors import ConfigError, PeerRefused, ProtocolError
 from ringleader.ids import NodeId
+from ringleader.jobs.machine.job_environment import job_environment
 from ringleader.jobs.machine.project_transfer import receive_project
+from ringleader.jobs.protocol.job_spec import JobMachine, JobSpec
 from ringleader.jobs.protocol.messages import Chunk, ChunksNeeded, decode_job_reply
 from ringleader.node.agent.service_stream import ServiceStream
-from ringleader.project import BlobStore, ProjectFiles, collect, keep, unpack
+from ringleader.project import (
+    BlobStore,
+    EnvironmentNeeds,
+    ProjectFiles,
+    collect,
+    keep,
+    local_facts,
+    unpack,
+)
+from ringleader.project.environment import NeededDistribution
 from ringleader.project.manifest import encode
 
 LIMIT_S = 120.0
@@ -194,3 +205,37 @@ def test_jobs_share_the_blocks_of_the_store_where_the_disk_has_clones(
     assert (cloning_disk / "two/data.bin").read_bytes() == data
     assert (cloning_disk / "one/data.bin").read_bytes() == b"changed" + data[7:]
     unpack(files.manifest, store, cloning_disk / "three")  # reads all of the store
+
+
+def test_no_environment_is_made_after_a_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The installer is killed while it runs, and leaves nothing."""
+    started, project = tmp_path / "started", tmp_path / "project"
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools/uv").write_text(f"#!/bin/sh\necho $$ > {started}\nsleep 1000\n")
+    (tmp_path / "tools/uv").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'tools'}:{os.environ['PATH']}")
+    project.mkdir()
+    (project / "requirements.txt").write_text("rl-missing\n")
+    wanted = NeededDistribution("rl-missing", "1", ("rl_missing",))
+    here = local_facts(EnvironmentNeeds("", "", ()))
+    needs = EnvironmentNeeds(here.python, here.ringleader, (wanted,))
+    machine = JobMachine(NodeId("a" * 52), "m1")
+    spec = JobSpec(
+        id="job", script="train.py", machines=[machine], syncs_environment=True
+    )
+
+    def check() -> None:
+        if started.exists() and started.read_text().endswith("\n"):
+            raise PeerRefused("m1", "runs no jobs of other machines")
+
+    async def make() -> None:
+        async with asyncio.timeout(LIMIT_S), connected() as (_, there):
+            home = tmp_path / "home"
+            await job_environment(there, spec, needs, project, home, check)
+
+    with pytest.raises(PeerRefused):
+        asyncio.run(make())
+    assert not Path(f"/proc/{int(started.read_text())}").exists()
+    assert not list((tmp_path / "home/environments").glob("*/"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -14,6 +16,7 @@ from ringleader.jobs.protocol.job_spec import JobMachine
 from ringleader.jobs.protocol.messages import EVERYTHING, Done, Fetch, FilePart
 
 ANSWER_S = 120.0
+_NOT_ON_WINDOWS = re.compile(r'[:*?"<>|]')
 _TEMPORARY = ".fetching-"
 
 
@@ -44,6 +47,14 @@ async def fetch_results(
         receiver.close()
         channel.close()
     return fetched
+
+
+def _check_name_here(name: str) -> None:
+    """Raise ValueError unless a name stays below its folder on this system.
+
+    What a program writes on one Linux machine another one takes: times with colons.
+    """
+    check_name(name if sys.platform == "win32" else _NOT_ON_WINDOWS.sub("_", name))
 
 
 class _Receiver:
@@ -84,7 +95,7 @@ class _Receiver:
 
     def _open(self, name: str) -> None:
         try:
-            check_name(name)
+            _check_name_here(name)
         except ValueError as exc:
             raise ProtocolError(self._machine, f"sent a file: {exc}") from None
         is_any = self._wanted == EVERYTHING

@@ -71,6 +71,10 @@ def _by_name(
         found.setdefault(top, []).append(state.st_size)
     largest = sorted(found, key=lambda top: -sum(found[top]))[:MAX_WRITTEN]
     return [
-        WrittenFiles(printable(top, MAX_NAME), len(found[top]), sum(found[top]))
+        WrittenFiles(
+            printable(top, MAX_NAME).replace("\n", " "),
+            len(found[top]),
+            sum(found[top]),
+        )
         for top in largest
     ]
