@@ -38,7 +38,7 @@ SUMMARIES = {
     "checkpoint": "List, verify, export, reshard or prune the checkpoints in a folder.",
     "backends": "Show which backends of torch and which links of Ringleader work here.",
     "serve": "Serve a training run to workers on the internet.",
-    "work": "Compute updates for a server until training is over, or Ctrl-C.",
+    "work": "Compute updates for a server until training is over, a limit, or Ctrl-C.",
     "evaluate": "Test trained weights, and export them for torch.load.",
     "bench": "Measure Ringleader's collectives next to Gloo and OpenMPI on this "
     "machine.",

@@ -180,8 +180,8 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
         bool,
         typer.Option(
             "--dry-run",
-            help="End when ringleader.parallelize has measured the machines and "
-            "printed its plan, without training.",
+            help="Prepare and check all machines without training; a program that "
+            "calls ringleader.parallelize measures them and prints its plan.",
         ),
     ] = False,
     backend: Annotated[

@@ -12,6 +12,8 @@ from ringleader import settings
 from ringleader.cli import run_options
 from ringleader.cli.travel import travelling_folder
 from ringleader.errors import ConfigError
+from ringleader.node.launch.dry_run import plans_by_itself
+from ringleader.node.launch.local_modules import find_sources
 from ringleader.node.launch.program import Program
 from ringleader.settings.tracing import check_path
 
@@ -114,6 +116,8 @@ def _order(ctx: typer.Context, program: Program, processes: int, home: Path) -> 
         only_rank=values["only_rank"],
         is_quiet=values["quiet_ranks"],
         is_detached=values["detach"],
+        only_prepares=bool(values["dry_run"])
+        and not plans_by_itself(find_sources(program)),
         is_synced=not values["no_sync"],
         syncs_environment=values["sync_env"],
         home=home,

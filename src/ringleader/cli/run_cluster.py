@@ -27,7 +27,7 @@ from ringleader.jobs.client.machine_choice import (
     choose_machines,
     idle_machines,
 )
-from ringleader.jobs.client.start_job import JobStart, Project
+from ringleader.jobs.client.start_job import JobStart, Project, Ready
 from ringleader.jobs.client.twin_job import arbiter, comes_first, find_twin
 from ringleader.jobs.machine.job_folder import find_jobs, jobs_directory
 from ringleader.jobs.machine.project_transfer import project_store
@@ -57,6 +57,8 @@ class ClusterRun:
     only_rank: int | None
     is_quiet: bool
     is_detached: bool
+    only_prepares: bool
+    """Whether nothing starts: a dry run of a program that makes no plan itself."""
     is_synced: bool
     syncs_environment: bool
     """Whether machines that lack packages install them for the job."""
@@ -81,7 +83,7 @@ def run_on_cluster(agent: ResidentAgent, order: ClusterRun) -> int:
         _say(hint)
     spec = make_spec(order, machines, files, name_here(agent))
     typed_once = bool(order.wanted.on or order.wanted.without)  # it names machines
-    twin = None if typed_once else _twin(order, spec)
+    twin = None if typed_once or order.only_prepares else _twin(order, spec)
     if twin is not None and _is_wanted_again(twin):
         twin, typed_once = None, True
     if twin is not None:
@@ -93,10 +95,14 @@ def run_on_cluster(agent: ResidentAgent, order: ClusterRun) -> int:
         _say,
         needs=environment_needs(files) if files else needs_in_place(script),
     )
-    if not typed_once:
+    if order.only_prepares:
+        start.check = _print_plan
+    elif not typed_once:
         start.check = partial(_check_twin, agent, order, spec)
     try:
         return asyncio.run(_run(agent, order, start))
+    except _DryRun:
+        return 0
     except _Twin as exc:
         return _accompany_twin(agent, order, exc.record)
     except KeyboardInterrupt:
@@ -118,7 +124,25 @@ def _twin(order: ClusterRun, spec: JobSpec) -> JobRecord | None:
     return find_twin(jobs, spec, Path(order.program.path), time.time())
 
 
-async def _check_twin(agent: ResidentAgent, order: ClusterRun, spec: JobSpec) -> None:
+class _DryRun(Exception):
+    """All machines are prepared, and nothing is to be started."""
+
+
+async def _print_plan(ready: Ready) -> None:
+    """Tell what would start, and let nothing of it start; raises ``_DryRun``."""
+    _say("--dry-run: every machine has the files and the environment it needs")
+    for machine, prepared in ready:
+        number = prepared.processes
+        workers = "1 worker" if number == 1 else f"{number} workers"
+        leads = ", rank 0 first" if machine == ready[0][0] else ""
+        _say(f"  {machine.name}: {workers}{leads}")
+    _say("nothing of the program has run")
+    raise _DryRun
+
+
+async def _check_twin(
+    agent: ResidentAgent, order: ClusterRun, spec: JobSpec, _ready: Ready
+) -> None:
     """Raise ``_Twin`` if the same command was typed elsewhere, and came first."""
     twin = await asyncio.to_thread(_twin, order, spec)
     judge = arbiter(spec, twin.spec) if twin else None

@@ -26,6 +26,7 @@ from ringleader.cli.tls_options import use_tls
 from ringleader.errors import ConfigError, RingleaderError
 from ringleader.jobs.machine.outcome import report_outcome
 from ringleader.node.launch.agent_settings import agent_config
+from ringleader.node.launch.dry_run import check_dry_run
 from ringleader.node.launch.fork_server import can_fork
 from ringleader.node.launch.job_fingerprint import job_fingerprint
 from ringleader.node.launch.local_modules import LocalSources, find_sources
@@ -126,6 +127,8 @@ def plan_run(options: RunOptions, program: Program, processes: int) -> RunPlan:
     check_survival(survive=options.survive, nproc_per_node=processes or 1)
     _export(options)
     sources = find_sources(program)
+    if options.dry_run:
+        check_dry_run(program, sources)
     _export_backend(options.backend, program, sources)
     return RunPlan(
         program=program,

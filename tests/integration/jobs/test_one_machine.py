@@ -213,6 +213,24 @@ def test_copies_that_form_no_group_are_told_at_the_end(
     assert "finished on desk" in said[-1]
 
 
+def test_a_dry_run_of_a_program_without_a_plan_prepares_and_does_not_train(
+    home: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "train.py").write_text("print('trained')")
+    words = ("run", "--dry-run", "--nproc-per-node", "2")
+    for here, status in (([], 0), (["--here", "--nodes", "1"], 1)):
+        viewer = Viewer(home, tmp_path / "project", *words, *here, "train.py")
+        said = viewer.process.communicate(timeout=LIMIT_S)[0]
+        assert viewer.process.returncode == status, said
+        assert "trained\n" not in said
+        assert ("would train" if here else "desk: 2 workers, rank 0 first") in said
+    until_s = time.monotonic() + LIMIT_S
+    while folders := list(jobs_directory(home).glob("*")):
+        assert time.monotonic() < until_s, folders
+        time.sleep(0.05)
+
+
 GIT = """#!/bin/sh
 touch "$HELD/listing"
 while [ ! -e "$HELD/go" ]; do sleep 0.05; done

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -49,6 +49,8 @@ PROGRESS_S = 5.0
 """How often the user is told how far hundreds of megabytes are."""
 
 Say = Callable[[str], None]
+Ready = Sequence[tuple[JobMachine, Prepared]]
+"""The machines, and what each has prepared."""
 T = TypeVar("T")
 
 
@@ -71,7 +73,7 @@ class JobStart:
     say: Say
     needs: EnvironmentNeeds | None = None
     """What the program needs from the environment; None: nothing is compared."""
-    check: Callable[[], Awaitable[None]] | None = None
+    check: Callable[[Ready], Awaitable[None]] | None = None
     """Asked when all machines are prepared, and nothing has started; may raise."""
     _channels: list[Channel] = field(default_factory=list)
 
@@ -85,7 +87,7 @@ class JobStart:
             ready = await all_or_first_error(self._prepare(m) for m in machines)
             self._check_environments(ready)
             if self.check is not None:
-                await self.check()
+                await self.check(ready)
             channels = list(self._channels)
             try:
                 await all_or_first_error(_start(channel) for channel in channels)
