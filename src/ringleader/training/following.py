@@ -21,6 +21,7 @@ from ringleader.training.join.dial_sources import dial_sources
 from ringleader.training.join.live_learner import LiveLearner
 from ringleader.training.join.live_source import LiveSource, is_tensorwise
 from ringleader.training.join.upload_pace import UploadPace
+from ringleader.training.run_news import tell
 from ringleader.training.state.replicated_state import ReplicatedState
 
 _log = logging.getLogger(__name__)
@@ -68,11 +69,17 @@ class Following:
         size = sum(p.nbytes for p in self.state.model.parameters())
         is_large = size >= LIVE_BYTES and self._has_gradients
         if is_large and is_tensorwise(self.state.optimizer):
-            self._learner = LiveLearner(self.state, self._dial)
+            self._learner = LiveLearner(self.state, self._dial, tell)
             self._learner.start()
+            deadline = Deadline.after(LEVEL_S)
+            tell(
+                f"joining: the state is taken over while the others train; copied "
+                f"while they wait, if that takes more than {LEVEL_S:g} s"
+            )
             with phase("join: follow the run", holds_up=True):
-                is_level = self._learner.wait_level(Deadline.after(LEVEL_S))
-            _log.info("level with the run: %s", "yes" if is_level else "no")
+                is_level = self._learner.wait_level(deadline)
+            if not is_level:
+                tell("joining: this machine could not follow the run, so it copies")
         self._membership.release()
 
     async def _dial(self) -> Sequence[PeerConnection]:

@@ -10,6 +10,7 @@ from ringleader.deadline import Deadline
 from ringleader.errors import DeadlineExceeded, StateLost, TooFewMembers
 from ringleader.training.installed_view import InstalledView
 from ringleader.training.options import Options
+from ringleader.training.run_news import tell
 from ringleader.training.view_session import ViewSession
 
 _log = logging.getLogger(__name__)
@@ -22,6 +23,9 @@ MEET_S: Final = 30.0
 
 JOIN_S: Final = 120.0
 """How long a process that joins a run waits for a member of it."""
+
+TELL_S: Final = 10.0
+"""How often it is told that nobody has answered."""
 
 POLL_S: Final = 0.2
 
@@ -91,11 +95,18 @@ def wait_for_others(session: ViewSession) -> bool:
         return len(found.view.members) >= max(peers.expected, least)
 
     meet, join = Deadline.after(MEET_S), Deadline.after(JOIN_S)
+    told = Deadline.after(TELL_S)
     while not _is_there(session, has_met, Deadline.after(POLL_S)):
         peers = session.peers
         if peers is None or peers.is_joiner:
             if peers is not None and peers.is_over:
                 return False
+            if told.is_over():
+                told = Deadline.after(TELL_S)
+                left_s = join.left_s()
+                tell(
+                    f"joining: no machine of the run has answered; {left_s:.0f} s left"
+                )
             if join.is_over():
                 text = f"no member of the run answered within {JOIN_S:g} s; if it has"
                 text = f"{text} not ended, start this machine again"

@@ -18,7 +18,7 @@ PLAN_EVERY_S: Final = 30.0
 """A plan of the same machines is not shown more often."""
 
 
-def _print(text: str) -> None:
+def tell(text: str) -> None:
     """Print to standard error: standard output belongs to the script."""
     print(f"ringleader: {text}", file=sys.stderr, flush=True)  # noqa: T201
 
@@ -30,7 +30,7 @@ class RunNews:
         self,
         spec: DataSpec,
         traffic: Traffic,
-        show: Callable[[str], None] = _print,
+        show: Callable[[str], None] = tell,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._spec = spec

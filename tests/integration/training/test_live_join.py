@@ -18,12 +18,19 @@ from ringleader.deadline import Deadline
 from ringleader.errors import PeerUnreachable
 from ringleader.ids import Incarnation, NodeId
 from ringleader.node.peering.peer_connection import PeerConnection
+from ringleader.node.protocol import framing
 from ringleader.node.protocol.hello import PROTOCOL, AgentHello, Purpose
 from ringleader.testing.threaded_world import run_threads, world
+from ringleader.training.join import step_messages
 from ringleader.training.join.learner import Learner
 from ringleader.training.join.live_learner import LiveLearner
 from ringleader.training.join.live_source import LiveSource
-from ringleader.training.join.step_messages import SourceReply, StepHeader
+from ringleader.training.join.step_messages import (
+    LearnerHello,
+    SourceReply,
+    StepHeader,
+    read_message,
+)
 from ringleader.training.join.upload_pace import UploadPace
 from ringleader.training.state.transfer import Roles, transfer_state
 from tests.kit.state_members import Member, assert_equal
@@ -104,9 +111,9 @@ class OneByOne(LiveSource):
 
     async def _hand_over_next(
         self, writer: asyncio.StreamWriter, learner: Learner
-    ) -> bool:
+    ) -> StepHeader | None:
         if self._applied == self.last:
-            return False
+            return None
         self.last = self._applied
         return await super()._hand_over_next(writer, learner)
 
@@ -262,3 +269,69 @@ def test_a_malicious_source_is_left(step: dict[str, Any]) -> None:
             theirs.sendall(len(body).to_bytes(4, "little") + body)
         assert not learner.wait_level(Deadline.after(60))
     assert member.state.digest().root == before
+
+
+def test_a_silent_source_counts_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first source is stopped: its connection stays, and nothing comes."""
+    monkeypatch.setattr(step_messages, "SILENT_S", 1.0)
+    run, newcomer = Member(1, "adam"), Member(2, "adam")
+    run.train(2)
+    source = source_of(run)
+    told: list[str] = []
+    silent, mine = socket.socketpair()
+    turns = iter([mine])
+
+    async def dial() -> list[PeerConnection]:
+        if (sock := next(turns, None)) is None:
+            theirs, sock = socket.socketpair()
+            SERVING.append(asyncio.create_task(source.serve(await connected(theirs))))
+        return [await connected(sock)]
+
+    learner = LiveLearner(newcomer.state, dial, told.append)
+    learner.start()
+    with silent:
+        assert learner.wait_level(Deadline.after(60))
+        source.close()
+        learner.finish(0, Deadline.after(60))
+    assert "source: is silent; asking another machine" in told[0]
+    for name, tensor in newcomer.model.named_parameters():
+        assert torch.equal(tensor, run.model.get_parameter(name)), name
+
+
+def test_a_source_without_steps_gives_signs_of_life() -> None:
+    run = Member(1, "adam")
+    source = source_of(run)
+
+    async def listen() -> StepHeader:
+        theirs, mine = socket.socketpair()
+        serving = asyncio.create_task(source.serve(await connected(theirs)))
+        reader, writer = await asyncio.open_connection(sock=mine)
+        layout, fingerprint = run.state.layout().digest(), run.state.fingerprint()
+        writer.write(framing.pack(LearnerHello(layout, fingerprint, 0, 1)))
+        await read_message(reader, "source", SourceReply, 4096)
+        while True:
+            header = await read_message(reader, "source", StepHeader, 1 << 20)
+            if not header.new:
+                break
+            for entry in header.new[0].tensors:
+                await reader.readexactly(entry.num_bytes)
+        writer.close()
+        await serving
+        return header
+
+    header = asyncio.run(asyncio.wait_for(listen(), 60))
+    assert (header.gradients, header.num_left, header.backlog) == ((), 0, 0)
+    source.close()
+
+
+def test_a_learner_that_falls_behind_is_told_at_once() -> None:
+    run, newcomer = Member(1, "adam"), Member(2, "adam")
+    run.train(2)
+    source = source_of(run)
+    source._max_backlog = 0
+    with control_loop() as loop:
+        learner = follow(newcomer, [source], loop)
+        assert learner.wait_level(Deadline.after(60))
+        run.train(1)
+        assert not learner.finish(1 << 30, Deadline.after(60)), "dropped, and refused"
+        source.close()

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from ringleader.node.peering.peer_connection import PeerConnection
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -29,12 +31,16 @@ class Step:
 class Learner:
     """One learner: what it has, what it lacks, and the steps that it has yet to get.
 
-    ``put`` and ``drop`` are called by the user's thread, the rest by the control
-    thread. ``todo`` and ``held`` change under the lock of the source.
+    ``put``, ``cut`` and ``drop`` are called by the user's thread, the rest by the
+    control thread. ``todo`` and ``held`` change under the lock of the source.
     """
 
-    def __init__(self, name: str, mine: Sequence[int]) -> None:
+    def __init__(
+        self, name: str, connection: PeerConnection, mine: Sequence[int]
+    ) -> None:
         self.name = name
+        self.life = connection.hello.incarnation
+        self._close = connection.close
         self.queue: asyncio.Queue[Step | None] = asyncio.Queue()
         self.todo = deque(mine)
         """Indices of the parameters that it lacks."""
@@ -60,6 +66,12 @@ class Learner:
 
     def drop(self) -> None:
         """End the connection after what is queued."""
+        self._call(None)
+
+    def cut(self) -> None:
+        """End the connection at once: what is queued is of no use to it."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._close)
         self._call(None)
 
     def sent(self, step: Step) -> None:

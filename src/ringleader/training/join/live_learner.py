@@ -70,13 +70,20 @@ class _Stream:
 class LiveLearner:
     """Follows a run in a thread of its own, which changes model and optimizer."""
 
-    def __init__(self, state: ReplicatedState, dial: Dial) -> None:
+    def __init__(
+        self,
+        state: ReplicatedState,
+        dial: Dial,
+        tell: Callable[[str], None] = _log.warning,
+    ) -> None:
         self._state = state
         self._dial = dial
+        self._tell = tell
         self._parameters = list(state.model.named_parameters())
         self._moments = OptimizerPart(state.model, state.optimizer)
         self._streams: list[_Stream] = []
         self._news = threading.Condition()
+        self._deadline = Deadline.after(0.0)
         self._is_over = False
         self._stop: Callable[[], object] | None = None
         self._thread = threading.Thread(
@@ -89,7 +96,14 @@ class LiveLearner:
 
     def wait_level(self, deadline: Deadline) -> bool:
         """Return True when the state here follows the run; False if it cannot."""
+        self._deadline = deadline
         return self._wait(lambda: all(s.is_level for s in self._streams), deadline)
+
+    def _say(self, text: str) -> None:
+        """Tell the user what has become of a source, and how long this may take."""
+        left_s = self._deadline.left_s()
+        end = f" (it joins within {left_s:.0f} s all the same)" if left_s > 0 else ""
+        self._tell(f"joining: {text}{end}")
 
     def finish(self, version: int, deadline: Deadline) -> bool:
         """Stop following; True if the state should be that of ``version``."""
@@ -122,7 +136,7 @@ class LiveLearner:
         try:
             asyncio.run(self._follow_all())
         except RingleaderError as exc:
-            _log.warning("cannot follow the run; the state is copied later: %s", exc)
+            self._say(f"{exc}; the state is copied while the others wait")
         except asyncio.CancelledError:
             pass
         finally:
@@ -155,12 +169,12 @@ class LiveLearner:
                 try:
                     await self._follow(stream, connection)
                 except PeerLost as exc:
-                    _log.warning("a source is lost: %s", exc)
+                    self._say(f"{exc}; asking another machine for its part")
                 finally:
                     connection.close()
                 connection = await self._another(stream.index)
         except RingleaderError as exc:
-            _log.warning("a part of the state is copied later: %s", exc)
+            self._say(f"{exc}; that part is copied while the others wait")
         finally:
             with self._news:
                 self._streams.remove(stream)

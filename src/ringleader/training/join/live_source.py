@@ -16,15 +16,18 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import msgspec
 import torch
 from torch import Tensor
 
 from ringleader.checkpoint import values
 from ringleader.errors import RingleaderError
+from ringleader.ids import Incarnation
 from ringleader.node.peering.peer_connection import PeerConnection
 from ringleader.node.protocol import framing
 from ringleader.training.join.learner import Learner, Step
 from ringleader.training.join.step_messages import (
+    ALIVE_S,
     LearnerHello,
     NewParameter,
     SourceReply,
@@ -40,8 +43,11 @@ from ringleader.training.state.replicated_state import ReplicatedState
 
 _log = logging.getLogger(__name__)
 
-MAX_BACKLOG_BYTES: Final = 1 << 30
-"""A learner that is so far behind is dropped."""
+MAX_BACKLOG: Final = 6
+"""A learner that is so many times the parameters behind is dropped: to copy all, with
+the state of an optimizer, is faster."""
+
+LEAST_BACKLOG_BYTES: Final = 64 << 20
 
 MAX_LEARNERS: Final = 4
 HELLO_BYTES: Final = 4096
@@ -66,6 +72,10 @@ class LiveSource:
         """The last version whose step of the optimizer was seen to end."""
         self._pace = pace
         self._learners: list[Learner] = []
+        num_bytes = sum(parameter.nbytes for _, parameter in self._parameters)
+        self._max_backlog = max(MAX_BACKLOG * num_bytes, LEAST_BACKLOG_BYTES)
+        self._too_slow: set[Incarnation] = set()
+        """Processes that were dropped: they join by copying."""
         self._hooks: list[Any] = []
         self._is_closed = False
         self._lock = threading.Lock()
@@ -116,9 +126,12 @@ class LiveSource:
             reach("join:log")
             learner.put(Step(self._applied, learner.groups, learner.gradients))
             learner.gradients, learner.groups = {}, b""
-            if learner.backlog > MAX_BACKLOG_BYTES:
-                _log.warning("%s cannot follow the run and is dropped", learner.name)
-                learner.drop()
+            if learner.backlog > self._max_backlog:
+                _log.warning(
+                    "%s is too slow to follow the run: it copies", learner.name
+                )
+                self._too_slow.add(learner.life)
+                learner.cut()
                 self._forget(learner)
 
     def skipped(self, version: int) -> None:
@@ -159,7 +172,7 @@ class LiveSource:
     async def _welcome(self, connection: PeerConnection, name: str) -> Learner | None:
         reader, writer = connection.reader, connection.writer
         hello = await read_message(reader, name, LearnerHello, HELLO_BYTES)
-        refusal = self._refusal(hello)
+        refusal = self._refusal(hello, connection.hello.incarnation)
         writer.write(framing.pack(SourceReply(refusal)))
         await writer.drain()
         if refusal:
@@ -167,18 +180,30 @@ class LiveSource:
         sizes = [p.nbytes for _, p in self._parameters]
         chosen = share_out(sizes, hello.count)
         mine = [index for index, source in enumerate(chosen) if source == hello.index]
-        learner = Learner(name, mine)
+        learner = Learner(name, connection, mine)
         self._learners.append(learner)
         return learner
 
     async def _send_all(self, writer: asyncio.StreamWriter, learner: Learner) -> None:
         """Send steps as they come, and parameters between them."""
+        header: StepHeader | None = None
         while True:
             if learner.todo and learner.queue.empty():
-                if not await self._hand_over_next(writer, learner):
+                handed = await self._hand_over_next(writer, learner)
+                header = handed or header
+                if handed is None:
                     await asyncio.sleep(_STEPPING_S)
                 continue
-            step = await learner.queue.get()
+            try:
+                async with asyncio.timeout(ALIVE_S):
+                    step = await learner.queue.get()
+            except TimeoutError:
+                if header is not None:  # nothing new: a sign of life
+                    empty = msgspec.structs.replace(
+                        header, gradients=(), new=(), backlog=learner.backlog
+                    )
+                    await self._send(writer, empty, ())
+                continue
             if step is None:
                 return
             header = StepHeader(
@@ -194,15 +219,15 @@ class LiveSource:
 
     async def _hand_over_next(
         self, writer: asyncio.StreamWriter, learner: Learner
-    ) -> bool:
-        """Send one parameter as it is now; False while the optimizer steps."""
+    ) -> StepHeader | None:
+        """Send one parameter as it is now; None while the optimizer steps."""
         handed = await asyncio.to_thread(self._read_next, learner)
         if handed is None:
-            return False
+            return None
         header, payload = handed
         reach("join:hand")
         await self._send(writer, header, payload)
-        return True
+        return header
 
     def _read_next(self, learner: Learner) -> tuple[StepHeader, list[Tensor]] | None:
         with self._lock:
@@ -240,14 +265,18 @@ class LiveSource:
         for part in payload:
             view = memoryview(part.numpy().data)
             for begin in range(0, len(view), _CHUNK_BYTES):
+                if writer.is_closing():
+                    raise ConnectionResetError("the connection was closed")
                 chunk = view[begin : begin + _CHUNK_BYTES]
                 writer.write(chunk)
                 await writer.drain()
                 await self._pace.sent(len(chunk))
 
-    def _refusal(self, hello: LearnerHello) -> str:
+    def _refusal(self, hello: LearnerHello, life: Incarnation) -> str:
         if self._is_closed:
             return "it leaves the run"
+        if life in self._too_slow:
+            return "the link is too slow to follow the run"
         if hello.layout != self._layout:
             return "its model or optimizer differs"
         if hello.fingerprint != self._fingerprint:
@@ -272,7 +301,7 @@ async def _wait_for_end(connection: PeerConnection, learner: Learner) -> None:
     """Drop the learner when it closes the connection; it sends nothing else."""
     with contextlib.suppress(OSError):
         await connection.reader.read(1)
-    learner.queue.put_nowait(None)
+    learner.cut()
 
 
 def _keep_send_buffer_short(writer: asyncio.StreamWriter) -> None:

@@ -19,8 +19,17 @@ from ringleader.errors import PeerLost, ProtocolError
 from ringleader.node.protocol import framing
 from ringleader.training.state.manifest import Entry
 
+_SILENT = "is silent"
 MAX_HEADER_BYTES = 16 << 20
 MAX_SOURCES = 64
+
+ALIVE_S = 1.0
+"""A source that has nothing to send repeats its last header this often, without new
+content: a machine that is stopped keeps its connections, and is told from a slow step
+by its silence alone."""
+
+SILENT_S = 10.0
+"""A source that sends no byte for so long counts as lost."""
 
 _T = TypeVar("_T")
 
@@ -71,7 +80,11 @@ async def read_message(
     reader: asyncio.StreamReader, who: str, kind: type[_T], limit: int
 ) -> _T:
     """Read one frame; PeerLost at the end, ProtocolError if it is no such message."""
-    body = await framing.read(reader, who, limit)
+    try:
+        async with asyncio.timeout(SILENT_S):
+            body = await framing.read(reader, who, limit)
+    except TimeoutError:
+        raise PeerLost(who, _SILENT) from None
     try:
         return from_msgpack(body, kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
@@ -84,10 +97,13 @@ async def read_into(reader: asyncio.StreamReader, who: str, room: memoryview) ->
     begin = 0
     try:
         while begin < len(room):
-            data = await reader.read(min(len(room) - begin, 1 << 20))
+            async with asyncio.timeout(SILENT_S):
+                data = await reader.read(min(len(room) - begin, 1 << 20))
             if not data:
                 raise PeerLost(who, "closed the connection")
             room[begin : begin + len(data)] = data
             begin += len(data)
+    except TimeoutError:
+        raise PeerLost(who, _SILENT) from None
     except OSError as exc:
         raise PeerLost(who, f"closed the connection ({exc})") from exc
