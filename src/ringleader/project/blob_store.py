@@ -107,15 +107,17 @@ class BlobStore:
         """Raise ConfigError if the disk has no room for this many bytes."""
         check_room(self.folder, num_bytes)
 
-    def evict(self, max_bytes: int | None = None) -> int:
+    def evict(self, max_bytes: int | None = None, in_use_s: float = IN_USE_S) -> int:
         """Delete the longest unused chunks beyond ``max_bytes``; return their bytes.
+
+        Those of the last ``in_use_s`` stay: jobs that are being prepared need them.
 
         By default that is 8 GB, and a tenth of a small disk. Also deletes what crashed
         processes have left half written.
         """
         if max_bytes is None:
             max_bytes = share_of_disk(self.folder, MAX_STORE_BYTES, 10)
-        unused_before_s = time.time() - IN_USE_S
+        unused_before_s = time.time() - in_use_s
         found: list[tuple[float, int, Path]] = []
         for path in self._files():
             with suppress(OSError):  # another process has evicted it
@@ -149,6 +151,8 @@ def split_chunks(data: bytes) -> list[memoryview]:
 def size_text(num_bytes: int) -> str:
     """Return a size as people read it: ``2.1 GB``."""
     size = float(num_bytes)
+    if num_bytes == 1:
+        return "1 byte"
     for unit in ("bytes", "KB", "MB", "GB"):
         if size < 1000:
             return f"{size:.3g} {unit}"

@@ -51,6 +51,7 @@ from ringleader.jobs.protocol.messages import (
 from ringleader.node.agent.agent_core import AgentCore
 from ringleader.node.agent.service_stream import ServiceStream
 from ringleader.node.protocol.local_requests import RequestFailed
+from ringleader.project.blob_store import IN_USE_S
 
 MAX_LISTED = 100
 REQUEST_S = 60.0
@@ -64,6 +65,7 @@ class JobService:
     core: AgentCore
     _supervisors: set[subprocess.Popen[bytes]] = field(default_factory=set)
     """Children of this agent, until they are reaped."""
+    _num_preparing: int = 0
 
     @property
     def directory(self) -> Path:
@@ -126,8 +128,12 @@ class JobService:
     async def _answer(self, stream: ServiceStream, request: JobRequest) -> None:
         match request:
             case Prepare():
-                machine = self._machine(stream)
-                self._supervisors.add(await prepare_job(stream, request, machine))
+                self._num_preparing += 1
+                try:
+                    started = await prepare_job(stream, request, self._machine(stream))
+                finally:
+                    self._num_preparing -= 1
+                self._supervisors.add(started)
             case ListJobs():
                 found = await asyncio.to_thread(find_jobs, self.directory)
                 self._check(stream)
@@ -161,7 +167,8 @@ class JobService:
 
     def _prune(self, kept: int) -> Pruned:
         removed = prune_jobs(self.directory, kept, sys.maxsize)
-        freed = project_store(Path(self.core.config.home)).evict(max_bytes=0)
+        store = project_store(Path(self.core.config.home))
+        freed = store.evict(0, IN_USE_S if self._num_preparing else 0.0)
         return Pruned(len(removed), freed + sum(each.num_bytes for each in removed))
 
     def _folder(self, job: str) -> JobFolder:

@@ -155,7 +155,7 @@ class Pruned(_Tagged, frozen=True):
 
     num_jobs: Count
     num_bytes: Count
-    """Of these jobs, and of files of projects that nobody has used for an hour."""
+    """Of these jobs, and of files of projects that no job is prepared with."""
 
 
 class FilePart(_Tagged, frozen=True):
