@@ -10,7 +10,7 @@ from __future__ import annotations
 from ringleader.deadline import Deadline
 from ringleader.errors import DeadlineExceeded
 from ringleader.rpc.exchange import Exchange
-from ringleader.rpc.messages import Done
+from ringleader.rpc.messages import Done, Ended
 
 FLUSH_S = 1.0
 """Time for the last messages to leave after everything else has ended."""
@@ -46,12 +46,17 @@ def finish(exchange: Exchange, deadline: Deadline | None) -> None:
 
 
 def say_done(exchange: Exchange) -> None:
-    """Tell all ranks that this one ends, and wait until that has left."""
+    """Tell all ranks that this one makes no calls any more."""
+    for peer in exchange.peers.values():
+        if peer.lost is None:
+            exchange.post(peer.rank, Done())
+
+
+def say_ended(exchange: Exchange) -> None:
+    """Tell all ranks that this one closes now, and wait until that has left."""
     peers = [p for p in exchange.peers.values() if p.lost is None]
     for peer in peers:
-        if not peer.was_told_done:
-            peer.was_told_done = True
-            exchange.post(peer.rank, Done())
+        exchange.post(peer.rank, Ended())
     if exchange.failure is None:
         exchange.watch.wait(
             lambda: all(p.lost or not p.has_unsent() for p in peers), FLUSH_S

@@ -282,7 +282,7 @@ class Endpoint:
                     limit = None if timeout is None else Deadline.after(timeout)
                     ending.finish(self._exchange, limit)
             finally:
-                ending.say_done(self._exchange)
+                ending.say_ended(self._exchange)
                 self._exchange.close()
 
     def hang_up(self) -> None:

@@ -31,6 +31,7 @@ from ringleader.rpc.messages import (
     Call,
     Confirm,
     Done,
+    Ended,
     Drop,
     Failure,
     Fetch,
@@ -93,6 +94,7 @@ class Exchange:
             Failure: self._fail,
             Hello: self._learn,
             Done: self._learn,
+            Ended: self._learn,
             **dict.fromkeys((Add, Added, Drop, Confirm), self._count),
         }
         self._io.start(self)
@@ -182,6 +184,7 @@ class Exchange:
         message, known = received.message, self.peers[peer]
         if not isinstance(message, Hello):
             known.is_done = True
+            known.has_ended = isinstance(message, Ended)
         elif not message.name or message.max_bytes < 0:
             raise ProtocolError(peer, f"RPC: its hello is {message}"[:200])
         else:
@@ -211,7 +214,7 @@ class Exchange:
         lost = self.peers[peer]
         if lost.lost is not None:
             return
-        if lost.is_done and isinstance(error, PeerLost):
+        if lost.has_ended and isinstance(error, PeerLost):
             error = PeerLost(peer, "has shut down its RPC")
         lost.lost = error
         lost.close()

@@ -160,7 +160,24 @@ class Done(_Message, tag=10, frozen=True):
     """The sender has called shutdown() and makes no more calls of its own."""
 
 
-Message = Hello | Call | Fetch | Result | Failure | Add | Added | Drop | Confirm | Done
+class Ended(_Message, tag=11, frozen=True):
+    """The last message: the sender closes its connections now. Without it, a closed
+    connection means that the sender was lost."""
+
+
+Message = (
+    Hello
+    | Call
+    | Fetch
+    | Result
+    | Failure
+    | Add
+    | Added
+    | Drop
+    | Confirm
+    | Done
+    | Ended
+)
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 _encoder = msgspec.msgpack.Encoder()
 

@@ -41,8 +41,8 @@ class Peer:
     lost: PeerError | None = None
     is_done: bool = False
     """Whether it has called shutdown()."""
-    was_told_done: bool = False
-    """Whether it was told that this rank has."""
+    has_ended: bool = False
+    """Whether it said that it closes its connections."""
 
     @classmethod
     def of_mesh(cls, rank: int, mesh: Mesh, max_bytes: int) -> Peer:

@@ -574,10 +574,10 @@ def test_a_copy_of_a_reference_is_the_reference() -> None:
 
 def test_an_end_without_a_thread_that_serves_does_not_wait() -> None:
     """A defect of ours ends the thread while ``shutdown`` waits, without a limit."""
-    with endpoints(2) as (a, _):
+    with endpoints(2) as (a, b):
         ending = threading.Thread(target=partial(a.shutdown, timeout=None))
         ending.start()
-        assert soon(lambda: a._exchange.peers[1].was_told_done)
+        assert soon(lambda: b._exchange.peers[0].is_done)
         a._exchange._dropped.append(None)  # type: ignore[arg-type]
         a._exchange.wake()
         ending.join(WITHIN_S)
@@ -643,4 +643,6 @@ def test_a_killed_callee_fails_the_pending_calls_at_once(
     for error in errors:
         assert isinstance(error, PeerLost), error
         assert error.peer == 2
+        # It had called shutdown(), as one that only serves does at once.
+        assert "shut down" not in str(error), "it was lost while it served"
     assert "before it answered the call of 'hold_up'" in str(errors[0])

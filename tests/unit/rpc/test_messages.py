@@ -51,6 +51,7 @@ EXAMPLES: list[messages.Message] = [
     messages.Drop(REFERENCE),
     messages.Confirm(5),
     messages.Done(),
+    messages.Ended(),
 ]
 SIZES = {"float32": 4, "bool": 1}
 
