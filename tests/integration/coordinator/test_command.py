@@ -22,7 +22,7 @@ from ringleader.coordinator.client.channel import CoordinatorChannel, JobNamespa
 from ringleader.coordinator.client.session import CoordinatorSession, WorkerInfo
 from ringleader.coordinator.v1 import coordinator_pb2 as pb
 from ringleader.deadline import Deadline
-from ringleader.errors import PeerUntrusted
+from ringleader.errors import PeerUntrusted, RingleaderError
 from ringleader.identity.certificates.pem import PemCredentials
 from ringleader.identity.secret_value import Secret
 from ringleader.transport.free_ports import free_ports
@@ -95,6 +95,45 @@ def test_a_call_whose_path_is_no_text_ends_no_coordinator(command: Command) -> N
     said, _ = process.communicate(timeout=WAIT_S)
     assert "Traceback" not in said
     assert process.returncode == 0, said
+
+
+def test_a_killed_coordinator_is_not_said_to_refuse_certificates(
+    command: Command, tmp_path: Path
+) -> None:
+    lab, key = TestCa(), new_key()
+    files = lab.files(tmp_path, "127.0.0.1")
+    process = command.start(
+        "127.0.0.1:0",
+        *(f"--tls-ca={files.ca}", f"--tls-cert={files.cert}"),
+        f"--tls-key={files.key}",
+    )
+    assert process.stdout is not None
+    port = int(process.stdout.readline().split(":")[1].split()[0])
+    pem = PemCredentials(lab.pem, lab.issue(key, "127.0.0.1"), Secret(pem_of(key)))
+
+    async def reasons() -> list[str]:
+        said: list[str] = []
+        heard = asyncio.Event()
+
+        def note(error: RingleaderError | None) -> None:
+            if error is not None:
+                said.append(str(error))
+                heard.set()
+
+        info = WorkerInfo(namespace=RED, worker_id="a", addresses=("10.0.0.1:1",))
+        session = CoordinatorSession(
+            f"127.0.0.1:{port}", info, tls=lambda: pem, on_trouble=note
+        )
+        await begin(session)
+        process.kill()
+        async with asyncio.timeout(WAIT_S):
+            await heard.wait()
+        await session.close()
+        return said
+
+    for text in asyncio.run(reasons()):
+        assert "certificate" not in text
+        assert "TLS" not in text
 
 
 def wait_for_port(port: int) -> None:

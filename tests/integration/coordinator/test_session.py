@@ -292,7 +292,7 @@ def test_a_cluster_uses_its_own_certificates() -> None:
             text = await _refused(session(server.port, "b", tls=_cluster(b"2")))
             assert text.startswith("PeerUntrusted")
             text = await _refused(session(server.port, "b"))
-            assert "leave out --plaintext" in text
+            assert "it uses TLS; leave out --plaintext" in text
             half = replace(_cluster(b"2")(), authority=_cluster(b"1")().authority)
             text = await _refused(session(server.port, "b", tls=lambda: half))
             assert "does not accept our certificate" in text

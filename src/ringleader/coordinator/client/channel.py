@@ -24,7 +24,7 @@ from ringleader.errors import (
     RingleaderError,
 )
 from ringleader.identity.certificates.pem import PemCredentials
-from ringleader.identity.certificates.tls_probe import why_refused
+from ringleader.identity.certificates.tls_probe import speaks_tls, why_refused
 from ringleader.identity.secret_value import Secret
 
 MAX_UPDATE_BYTES = 4 << 20
@@ -155,9 +155,18 @@ class CoordinatorChannel:
         broke = unavailable.reason(details) == unavailable.BROKE
         if self._pem is None or not (is_about_trust or broke):
             return ""
+        return await asyncio.to_thread(why_refused, *self._where, self._pem)
+
+    async def _is_tls_refused(self) -> bool:
+        """Return whether we come without TLS to a coordinator that uses it."""
+        if self._pem is not None:
+            return False
+        return await asyncio.to_thread(speaks_tls, *self._where)
+
+    @property
+    def _where(self) -> tuple[str, int]:
         parts = urlsplit(f"//{self.address}")
-        host, port = parts.hostname or "", parts.port or 0
-        return await asyncio.to_thread(why_refused, host, port, self._pem)
+        return parts.hostname or "", parts.port or 0
 
     @property
     def _name(self) -> str:
@@ -184,19 +193,12 @@ class CoordinatorChannel:
             if unavailable.is_about_trust(details):
                 return PeerUntrusted(self._name, unavailable.NOT_TRUSTED)
             reason = unavailable.reason(details)
-            if reason == unavailable.BROKE:
-                reason = f"{reason}; {_BROKE_HINTS[self._tls is None]}"
+            if reason == unavailable.BROKE and await self._is_tls_refused():
+                reason = f"{reason}: it uses TLS; leave out --plaintext"
             return PeerUnreachable(self._name, reason)
         kind = _ERRORS.get(exc.code(), PeerRefused)
         return kind(self._name, text)
 
-
-_BROKE_HINTS = {
-    True: "if it uses TLS, leave out --plaintext",
-    False: "if it breaks each time, the coordinator does not accept our certificate "
-    "(expired, or of another authority) and says why",
-}
-"""Hints for clients without TLS, and for those with it: gRPC tells them nothing."""
 
 _ERRORS: dict[grpc.StatusCode, Callable[[str, str], PeerError]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,

@@ -1,4 +1,4 @@
-"""why_refused: finds out by a handshake of our own why a TLS server is not reached.
+"""Finds out by a handshake of our own why a TLS server is not reached.
 
 gRPC says only that the connection broke when a server refuses our certificate.
 """
@@ -13,6 +13,25 @@ from ringleader.identity.certificates import tls_errors, user_context
 from ringleader.identity.certificates.pem import PemCredentials
 
 LIMIT_S = 2.0
+
+
+def speaks_tls(host: str, port: int) -> bool:
+    """Return whether a server answers a TLS handshake, whoever it is."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE  # nothing is sent, and nothing believed
+    try:
+        with (
+            socket.create_connection((host, port), LIMIT_S) as raw,
+            context.wrap_socket(raw),
+        ):
+            return True
+    except ssl.SSLEOFError:
+        return False  # it hung up
+    except ssl.SSLError as exc:
+        return not tls_errors.is_plain(exc)
+    except OSError:
+        return False
 
 
 def why_refused(host: str, port: int, pem: PemCredentials) -> str:
