@@ -138,7 +138,7 @@ class BackendWork(TorchWork):
             try:
                 part.wait(deadline.left_s() if deadline else None)
             except Exception as exc:
-                if not part.done():
+                if not part.done() and isinstance(exc, TimeoutError):
                     raise DeadlineExceeded("Work.wait", str(exc)) from exc
                 better = self._add_context(exc)
                 if better is exc:

@@ -10,7 +10,6 @@ import weakref
 
 from ringleader.collectives.config import CollectiveConfig
 from ringleader.deadline import Deadline
-from ringleader.errors import GroupAborted
 from ringleader.groups.connectors import Connector, at_end
 from ringleader.groups.group import Group, handle_of, open_group
 from ringleader.groups.known_links import CostRow
@@ -46,10 +45,7 @@ def _forget_open_groups() -> None:
     """Close the connections of the parent in a forked child."""
     for each in open_groups():
         handle = handle_of(each)
-        handle.runner.failure = GroupAborted(
-            "the group belongs to the process that this one was forked from; "
-            "a forked process has to form a group of its own"
-        )
+        handle.runner.leave_to_parent()
         with contextlib.suppress(Exception):
             handle.hang_up()
     _open_groups.clear()

@@ -58,6 +58,8 @@ class Runner:
         self.waiter = Waiter(control, timeout_s)
         self.lock = threading.Lock()
         self.failure: RingleaderError | None = None
+        self.inherited: RingleaderError | None = None
+        """``failure``, if the group belongs to the parent of this process."""
         self._name = f"ringleader-engine-{name}"
         self._queue: deque[Job] = deque()
         self.postponement = Postponement()
@@ -448,6 +450,19 @@ class Runner:
                 self.lock.release()
         else:
             self._ensure_thread()
+
+    def leave_to_parent(self) -> None:
+        """Fail every call from now on: this process was forked from the group's own.
+
+        What other threads did at that moment nobody ends here, nor frees their locks.
+        """
+        self.failure = self.inherited = GroupAborted(
+            "the group belongs to the process that this one was forked from; "
+            "a forked process has to form a group of its own"
+        )
+        if self._owner != get_ident():
+            self.lock = threading.Lock()
+        self._thread, self._thread_lock = None, threading.Lock()
 
     def close(self, timeout_s: float, hang_up: Callable[[], None]) -> None:
         """Say goodbye, end the background thread and call ``hang_up``.

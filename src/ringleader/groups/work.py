@@ -35,6 +35,9 @@ class Turn(Protocol):
 class Queue(Protocol):
     """What a work asks of the queue of its operation."""
 
+    inherited: RingleaderError | None
+    """Set in a forked process, where no operation of its parent ends."""
+
     def help_out(self, work: Work) -> None:
         """Run operations in this thread, which waits for ``work``.
 
@@ -93,6 +96,8 @@ class Work:
         if deadline and self.queue:
             self.queue.run_soon()
         while not self._finished.is_set():
+            if self.queue and self.queue.inherited:
+                raise same_again(self.queue.inherited)
             if deadline and deadline.is_over():
                 raise TimeoutError(
                     f"the operation is still running after {timeout_s:.3g} s"

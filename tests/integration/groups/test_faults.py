@@ -505,31 +505,41 @@ def test_a_forked_process_cannot_use_the_group_of_its_parent(
         results = [rank.result(within_s=60) for rank in ranks]
     for said, total in results:
         assert total == 4.0
-        assert [line.split(" ", 1)[0] for line in said] == ["GroupAborted"] * 3
+        assert [line.split(" ", 1)[0] for line in said] == ["GroupAborted"] * 5
         assert all("a forked process has to form a group of its own" in s for s in said)
 
 
 def communicate_in_a_fork(group: Group, _: Ready) -> tuple[list[str], float]:
     """What calls raise in a fork, and the sum of two calls in its parent."""
-    tensor = torch.ones(10)
+    tensor, other = torch.ones(10), 1 - group.rank
     group.all_reduce(tensor)
+    pending = [group.recv(torch.ones(1), other, tag=1, async_op=True)]
+    if group.rank == 0:  # the other calls it when the fork has ended
+        pending.append(group.all_reduce(tensor, async_op=True))
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         calls = (
+            pending[0].wait,
+            pending[-1].wait,
             lambda: group.all_reduce(tensor),
             lambda: group.all_reduce(tensor, async_op=True).wait(),
-            lambda: group.send(tensor, 1 - group.rank),
+            lambda: group.send(tensor, other),
         )
         for call in calls:
             try:
                 call()
             except Exception as exc:  # noqa: BLE001 - the test looks at it
                 os.write(writer, f"{type(exc).__name__} {exc}\n".encode())
+        group.close()
         os._exit(0)
     os.close(writer)
     os.waitpid(pid, 0)
     with os.fdopen(reader) as lines:
         said = lines.read().splitlines()
-    group.all_reduce(tensor)
+    group.send(torch.ones(1), other, tag=1)
+    if group.rank == 1:
+        pending.append(group.all_reduce(tensor, async_op=True))
+    for each in pending:
+        each.wait()
     return said, float(tensor[0])
