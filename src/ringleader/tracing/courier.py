@@ -34,7 +34,8 @@ CLOCK_S = 30.0
 ASK_S = 3.0
 """How long rank 0 may take to answer a question for the time."""
 SILENT_S = 8.0
-"""A rank that has sent nothing for this long has died, or its machine hangs."""
+"""A rank that has sent nothing for this long has died, or its machine hangs, or it has
+no way to send."""
 SLACK_S = 1.0
 """Time for a call of the store that had begun before the end."""
 FOREVER_S = 1e9

@@ -15,7 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from ringleader.jobs.machine.job_folder import jobs_directory
+from ringleader.ids import NodeId
+from ringleader.jobs.client.channel import find_agent
+from ringleader.jobs.machine.job_folder import JobFolder, jobs_directory
+from ringleader.jobs.protocol.job_record import JobRecord, JobState
+from ringleader.jobs.protocol.job_spec import JobMachine, JobSpec
 from ringleader.node.launch.resident_agent import (
     find_resident,
     start_resident,
@@ -229,6 +233,64 @@ def test_a_dry_run_of_a_program_without_a_plan_prepares_and_does_not_train(
     while folders := list(jobs_directory(home).glob("*")):
         assert time.monotonic() < until_s, folders
         time.sleep(0.05)
+
+
+@pytest.mark.usefixtures("hearing")
+def test_a_job_that_another_machine_has_just_started_is_shown_or_asked_about(
+    home: Path, tmp_path: Path, screen: Screen
+) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "train.py").write_text("print('trained')")
+    agent = find_agent(home)
+    assert agent is not None
+    here = next(row for row in agent.snapshot.nodes if row.is_here)
+    twin = JobSpec(
+        id="train-abc123",
+        script="train.py",
+        machines=[JobMachine(NodeId(here.node), here.name)],
+        started_on="attic",
+    )
+    folder = JobFolder(jobs_directory(home) / twin.id)
+    folder.make()
+    held = folder.lock()
+    assert held is not None
+    record = JobRecord(
+        spec=twin,
+        machine="desk",
+        state=JobState.RUNNING,
+        created_s=time.time() + LIMIT_S,  # a moment ago, however long this takes
+        work=str(project),
+    )
+    folder.write(record)
+    (folder.logs / "rank-0.log").write_text("trained on attic\n")
+    viewer = Viewer(home, project, "run", "train.py")
+    try:
+        viewer.wait_for("attic has just started this program")
+        viewer.wait_for(f"job {twin.id} on desk")
+        viewer.wait_for("trained on attic")
+        assert viewer.end(signal.SIGTERM)[0] == 128 + signal.SIGTERM
+    finally:
+        viewer.process.kill()
+        viewer.process.communicate()
+    asked = subprocess.Popen(
+        [*RINGLEADER, "run", "train.py"],
+        cwd=project,
+        env={**os.environ, "RINGLEADER_HOME": str(home)},
+        stdin=screen.theirs,
+        stdout=screen.theirs,
+        stderr=screen.theirs,
+    )
+    try:
+        screen.wait_for(r"attic has just started.*\(again\)\?")
+        os.write(screen.ours, b"again\n")
+        screen.wait_for(r"\| \S*trained")
+        screen.wait_for(r"job train-\S+ finished on desk")
+        assert asked.wait(LIMIT_S) == 0
+    finally:
+        asked.kill()
+        asked.wait(LIMIT_S)
+        held.close()
 
 
 GIT = """#!/bin/sh

@@ -81,7 +81,8 @@ def _notes(summary: Summary) -> list[str]:
     ]
     if summary.incomplete:
         ranks = ", ".join(str(rank) for rank in summary.incomplete)
-        lines.append(f"rank {ranks}: the trace ends early; it died or was cut off")
+        text = "it died, was cut off, or tells on its machine why it could not send"
+        lines.append(f"rank {ranks}: the trace ends early; {text}")
     return lines
 
 
