@@ -39,6 +39,9 @@ class Worker:
                 order.get("first_queries_s", MdnsConfig().first_queries_s)
             ),
             query_every_s=order.get("query_every_s", 30.0),
+            query_seeking_s=order.get(
+                "query_seeking_s", order.get("query_every_s", 5.0)
+            ),
             sightings=life,
         )
         key = bytes.fromhex(order["key"])
@@ -60,6 +63,10 @@ class Worker:
             refused={interface.name: why for interface, why in refused},
             **facts,
         )
+
+    async def seek(self, _: dict[str, Any]) -> None:
+        assert self.mdns is not None
+        self.mdns.seek()
 
     async def list(self, _: dict[str, Any]) -> None:
         assert self.mdns is not None

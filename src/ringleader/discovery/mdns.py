@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
@@ -55,6 +56,13 @@ class MdnsConfig:
     """Later interval, plus or minus a fifth. Nodes that answered lately are listed
     as known, so they do not answer."""
 
+    query_seeking_s: float = 5.0
+    """The same while nobody is in sight, or after ``seek``: nothing here changes when a
+    switch or an access point begins to pass multicast again. One packet of 60 bytes."""
+
+    seek_s: float = 600.0
+    """How long the others are looked for after one was lost."""
+
     recheck_s: float = 1.1
     """How long after the last query a goodbye triggers another one, to check it.
     With the 1.4 s that an answer may take, this is less than the grace time of a
@@ -92,6 +100,8 @@ class Mdns:
         self._tasks: list[asyncio.Future[None]] = []
         self._recheck: asyncio.TimerHandle | None = None
         self._queried_s = 0.0
+        self._seek_until_s = -math.inf
+        self._seeks = asyncio.Event()
         self._lock = asyncio.Lock()
 
     async def start(self, chosen: Sequence[Interface]) -> DiscoveryUnavailable | None:
@@ -120,6 +130,11 @@ class Mdns:
             self.sightings.settle(chosen, self.labels)
             self.trouble = await self._open(chosen)
             return self.trouble
+
+    def seek(self) -> None:
+        """Query more often for a while: a node was lost, and may come back."""
+        self._seek_until_s = asyncio.get_running_loop().time() + self._config.seek_s
+        self._seeks.set()
 
     async def stop(self) -> None:
         """Send a goodbye, which takes a quarter of a second, and close. Idempotent."""
@@ -185,8 +200,23 @@ class Mdns:
             await asyncio.sleep(at_s - passed_s)
             self._query(zeroconf, is_direct=number == 0)
         while True:
-            await asyncio.sleep(self._config.query_every_s * random.uniform(0.8, 1.2))
+            await self._wait_for_turn()
             self._query(zeroconf, is_direct=False)
+
+    async def _wait_for_turn(self) -> None:
+        """Wait until the next query is due, which is sooner after ``seek``."""
+        loop, spread = asyncio.get_running_loop(), random.uniform(0.8, 1.2)
+        last_s = self._queried_s
+        while True:
+            is_seeking = not self.sightings.all() or loop.time() < self._seek_until_s
+            config = self._config
+            pause_s = config.query_seeking_s if is_seeking else config.query_every_s
+            self._seeks.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(last_s + pause_s * spread):
+                    await self._seeks.wait()
+                    continue
+            return
 
     def _query(self, zeroconf: Zeroconf, *, is_direct: bool) -> None:
         self._queried_s = asyncio.get_running_loop().time()

@@ -16,7 +16,13 @@ from typing import Any
 
 import pytest
 
-from ringleader.simulation.lan import VirtualHost, VirtualLan, can_make_lan, lan
+from ringleader.simulation.lan import (
+    VirtualHost,
+    VirtualLan,
+    can_make_faults,
+    can_make_lan,
+    lan,
+)
 
 IS_POSSIBLE, REASON = can_make_lan()
 pytestmark = pytest.mark.skipif(not IS_POSSIBLE, reason=f"no LAN here: {REASON}")
@@ -378,6 +384,32 @@ def test_on_a_new_network_a_node_has_a_new_label() -> None:
         ip(net.hosts[0], "addr", "replace", "fd77::1/64", "dev", "eth0", "nodad")
         assert moving.ask("update", "updated")["trouble"] is None
         moving.event("saw")
+
+
+@pytest.mark.skipif(not can_make_faults()[0], reason=can_make_faults()[1])
+@pytest.mark.parametrize("who", ["nobody is in sight", "somebody was lost"])
+def test_multicast_that_is_mended_is_noticed_by_those_who_seek(who: str) -> None:
+    """Nothing changes on a machine when a switch begins to pass multicast again."""
+    key, often = new_key(), {"first_queries_s": [0.0], "query_seeking_s": 0.2}
+    silent = {"first_queries_s": [0.0]}
+    with lan(hosts=3) as net, nodes(*net.hosts) as (apart, one, other):
+        net.no_multicast(0)
+        is_alone = who == "nobody is in sight"
+        hidden = apart.start(key, **(often if is_alone else silent))["labels"][0]
+        first, second = (
+            node.start(key, **(silent if is_alone else often))["labels"][0]
+            for node in (one, other)
+        )
+        assert one.event("saw")["label"] == second
+        assert other.event("saw")["label"] == first
+        assert apart.labels() == set()
+        net.mend(0)
+        if is_alone:
+            found = {apart.event("saw")["label"], apart.event("saw")["label"]}
+            assert found == {first, second}
+        else:
+            one.tell("seek")
+            assert one.event("saw")["label"] == hidden
 
 
 @pytest.mark.slow

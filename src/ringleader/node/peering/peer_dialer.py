@@ -109,6 +109,8 @@ class PeerDialer:
     def link_lost(self, node: NodeId) -> None:
         """Allow a node to be dialled again after its link ended."""
         now_s = asyncio.get_running_loop().time()
+        if self.mdns is not None:
+            self.mdns.seek()
         for label in [k for k, v in self._labels.items() if v == node]:
             del self._labels[label]
             if self.mdns is not None:
