@@ -244,7 +244,7 @@ class DirectRoutes:
 
 
 def secure(made: SecureSocket, deadline: Deadline) -> SecureSocket:
-    """Run the TLS handshake as the client; the server is proven before
+    """Run the TLS handshake, as the client or the server; the peer is proven before
     ``deadline``."""
     who = made.who
     try:

@@ -115,6 +115,31 @@ def test_links_under_tls_are_measured_the_same_way(tmp_path: Path) -> None:
             assert best(outer, inner, 20e6).mirrored().out_bytes_per_s > 20e6
 
 
+class Counted:
+    """A socket that notes how long each part is that it is to send."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self.parts: list[int] = []
+        self.recv_into = sock.recv_into
+        self.settimeout, self.gettimeout = sock.settimeout, sock.gettimeout
+
+    def send(self, data: memoryview, /) -> int:
+        self.parts.append(len(data))
+        return self._sock.send(data)
+
+
+def test_a_burst_is_sent_in_parts_of_which_a_quarter_is_seen() -> None:
+    """Encryption hands out whole parts: of a burst in one part the receiver would see
+    nothing but the end, and take what a shaper lets through at first for speed."""
+    with pair() as (a, b):
+        counted = Counted(a)
+        both(counted, b)
+    bursts = [part for part in counted.parts if part != MESSAGE.size]
+    assert bursts[:16] == [3 << 10] * 16
+    assert max(bursts) <= 256 << 10
+
+
 @BOTH
 def test_a_silent_peer_costs_no_more_than_the_deadline(measure: Measure) -> None:
     with pair() as (a, _):
