@@ -79,7 +79,7 @@ def run_on_cluster(agent: ResidentAgent, order: ClusterRun) -> int:
         _say(f"stays here: {sentence}")
     for sentence in _what_stays(order, files):
         _say(sentence)
-    if files is not None and (hint := _large_hint(files)):
+    if files is not None and (hint := large_hint(files)):
         _say(hint)
     spec = make_spec(order, machines, files, name_here(agent))
     typed_once = bool(order.wanted.on or order.wanted.without)  # it names machines
@@ -283,7 +283,7 @@ def _what_stays(order: ClusterRun, files: ProjectFiles | None) -> list[str]:
     return told
 
 
-def _large_hint(files: ProjectFiles) -> str:
+def large_hint(files: ProjectFiles) -> str:
     """Return what somebody can do whose project has much data; '': it has not."""
     total = files.manifest.num_bytes
     if total < LARGE_BYTES:
@@ -291,7 +291,8 @@ def _large_hint(files: ProjectFiles) -> str:
     most = max(files.manifest.files, key=lambda file: file.num_bytes)
     text = f"the project has {size_text(total)}, {size_text(most.num_bytes)} of it in"
     text = f"{text} {most.path}; every machine gets a copy for each job that runs."
-    return f'{text} ringleader.fetch("{most.path}") in the program keeps one for all'
+    text = f"{text} If it is listed in .gitignore and the program reads it at"
+    return f'{text} ringleader.fetch("{files.root / most.path}"), there is one for all'
 
 
 def _pack(files: ProjectFiles, home: Path) -> Project:

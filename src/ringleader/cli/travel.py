@@ -10,8 +10,8 @@ from pathlib import Path
 MAX_TOLD = 5
 """Sentences about arguments: a command may name a thousand files."""
 HELP = (
-    "put it into the project, give a path that every machine has, or call "
-    "ringleader.fetch in the program"
+    "put it into the project, give a path that every machine has, or let the program "
+    "call ringleader.fetch with the absolute path here"
 )
 _MISSING = re.compile(r"(?:FileNotFoundError|NotADirectoryError): .*?'([^'\n]+)'")
 

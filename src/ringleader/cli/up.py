@@ -6,6 +6,7 @@ import getpass
 import json
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +15,7 @@ import typer
 from ringleader import settings
 from ringleader.cli.terminal import exit_on_error, is_interactive, prompt
 from ringleader.deadline import Deadline
-from ringleader.errors import ConfigError, PeerLost
+from ringleader.errors import ConfigError, DeadlineExceeded, PeerError, PeerLost
 from ringleader.node.peering.membership_profiles import MembershipProfile
 from ringleader.node.protocol.agent_port import AGENT_PORT
 
@@ -115,9 +116,7 @@ def up(  # noqa: PLR0913 - one parameter per option of the command
         if stop and jobs is not False:
             raise ConfigError("--stop ends the jobs of others; it needs --no-jobs")
         if jobs is False:
-            from ringleader.cli.jobs_of_others import refuse_jobs
-
-            refuse_jobs(home)  # before anything that may fail
+            _refuse(home)  # before anything that may fail
         if uninstall:
             from ringleader.cli.up_install import uninstall_service
 
@@ -216,6 +215,21 @@ def _run_here(config: AgentConfig, *, allowed: bool) -> int:
         return asyncio.run(run_resident(config))
     except OSError as exc:
         raise ConfigError(f"the agent cannot start: {exc}") from exc
+
+
+def _refuse(home: Path) -> None:
+    """Refuse jobs: for the next agent, too, if the one that is up does not answer."""
+    from ringleader.cli.jobs_of_others import refuse_jobs
+
+    with suppress(ConfigError):  # in no cluster: there is nothing to remember
+        _permission(home, _cluster(home), False)
+    try:
+        refuse_jobs(home)
+    except PeerError as exc:
+        text = (
+            "it may still take jobs. End it with: ringleader down; the next one refuses"
+        )
+        raise DeadlineExceeded(exc.peer, f"{exc.text}; {text}") from exc
 
 
 def _stop_jobs(home: Path) -> None:

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from ringleader.cli.run_cluster import large_hint
 from ringleader.cli.travel import explain_missing, staying_arguments, travelling_folder
+from ringleader.project import Manifest, ProjectFiles
+from ringleader.project.manifest import ProjectFile
 
 
 @pytest.mark.parametrize(
@@ -48,8 +51,8 @@ def test_arguments_that_stay_here_are_named(tmp_path: Path) -> None:
 
 
 HELP = (
-    "put it into the project, give a path that every machine has, or call "
-    "ringleader.fetch in the program"
+    "put it into the project, give a path that every machine has, or let the program "
+    "call ringleader.fetch with the absolute path here"
 )
 ANY_OUTSIDE = "it lies outside of the project {}; " + HELP
 IGNORED = "Git ignores it, or it is empty; " + HELP
@@ -64,3 +67,15 @@ def test_a_file_that_the_program_did_not_find_is_explained(tmp_path: Path) -> No
     said = explain_missing(text.format("../x.csv"), tmp_path)
     assert said.startswith("../x.csv is not in the job's folder: the program runs in a")
     assert explain_missing("ValueError: 'x'", tmp_path) == ""
+
+
+def test_a_large_project_says_where_its_data_is(tmp_path: Path) -> None:
+    def files(num_bytes: int) -> ProjectFiles:
+        data = ProjectFile("data/all.bin", num_bytes, ())
+        manifest = Manifest((ProjectFile("train.py", 100, ()), data))
+        return ProjectFiles(tmp_path, "train.py", manifest)
+
+    assert large_hint(files(90_000_000)) == ""
+    hint = large_hint(files(300_000_000))
+    assert hint.startswith("the project has 300 MB, 300 MB of it in data/all.bin; ")
+    assert f'ringleader.fetch("{tmp_path}/data/all.bin")' in hint

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -16,7 +17,7 @@ def prune_jobs(directory: Path, kept: int, most_bytes: int) -> list[JobRecord]:
     """Remove ended jobs but for the newest ``kept``, and beyond ``most_bytes``.
 
     The newest of these stays, whatever it takes: it may have ended just now. Also
-    removes what a killed agent left half prepared. Returns the ended jobs.
+    removes what a killed agent left half prepared. Returns what it has removed.
     """
     ended: list[tuple[JobRecord, JobFolder]] = []
     for folder in job_folders(directory):
@@ -45,5 +46,6 @@ def _settled(folder: JobFolder, record: JobRecord, stored: JobRecord) -> JobReco
             return record
         return msgspec.structs.replace(record, num_bytes=size_of(folder.path))
     record = settle(folder, record)
-    folder.write(record)
+    with suppress(ConfigError):  # the disk is full: that is why we are here
+        folder.write(record)
     return record
