@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from ringleader.cli.terminal import exit_on_error
+from ringleader.cli.terminal import add_id, exit_on_error, print_tables
 from ringleader.errors import ConfigError
 
 if TYPE_CHECKING:  # torch takes a second to import, which --help must not wait for
@@ -96,7 +95,10 @@ def _list(storage: Storage, *, as_json: bool) -> None:
         return
     if not reports:
         raise ConfigError(f"{storage}: no checkpoints here")
-    table = Table("folder", "step", "saved", "MB", "ranks", "files here", box=None)
+    table = Table(box=None)
+    add_id(table, "folder", (report.folder for report in reports))
+    for column in ("step", "saved", "MB", "ranks", "files here"):
+        table.add_column(column)
     for report in reports:
         each = _as_dict(report)
         if report.found is None:
@@ -109,7 +111,7 @@ def _list(storage: Storage, *, as_json: bool) -> None:
             table.add_row(
                 report.folder, str(each["step"]), saved, megabytes, ranks, files
             )
-    Console(soft_wrap=True).print(table)
+    print_tables(table)
 
 
 def _as_dict(report: Report) -> dict[str, object]:

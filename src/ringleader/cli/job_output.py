@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ringleader.cli.travel import explain_missing
+from ringleader.jobs.client.fold import ConsequenceFold
 from ringleader.jobs.client.follow_job import JobFollower
 from ringleader.jobs.client.job_requests import stop_everywhere
 from ringleader.jobs.client.job_summary import JobSummary
@@ -81,6 +82,7 @@ class ShownJob:
             say=self.say,
             shows=self.shows,
             tail_bytes=self.tail_bytes,
+            fold=ConsequenceFold(self.spec.id),
         )
         with self._signal_handlers():
             following = asyncio.create_task(follower.run())

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from ringleader import settings
-from ringleader.cli.terminal import exit_on_error, is_interactive, prompt
+from ringleader.cli.terminal import (
+    add_id,
+    exit_on_error,
+    is_interactive,
+    print_tables,
+    prompt,
+)
 from ringleader.errors import ConfigError
 
 if TYPE_CHECKING:  # slow to import; --help needs none of them
@@ -48,7 +54,6 @@ def jobs(
 
     from ringleader.jobs.client.channel import require_agent
     from ringleader.jobs.client.job_requests import list_jobs
-    from ringleader.project.blob_store import size_text
 
     with exit_on_error("jobs"):
         agent = require_agent(settings.home_directory())
@@ -61,10 +66,20 @@ def jobs(
     if not found:
         typer.echo("No jobs yet. Start one with: ringleader run train.py")
         return
+    print_tables(jobs_table(found))
+
+
+def jobs_table(found: Sequence[JobSummary]) -> Table:
+    """Return the jobs as a table; an id and a name stay whole."""
+    from ringleader.project.blob_store import size_text
+
     table = Table(box=None, pad_edge=False, header_style="bold")
-    columns = ("job", "state", "started", "took", "disk", "machines", "command")
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    add_id(table, "job", (job.spec.id for job in found))
+    for column in ("state", "started", "took", "disk"):
+        table.add_column(column, no_wrap=True)
+    names = (name for job in found for name in job.machines)
+    table.add_column("machines", min_width=max(map(len, names), default=0))
+    table.add_column("command", overflow="fold")
     for job in found:
         colour = _COLOURS.get(job.state, "")
         state = f"[{colour}]{job.state}[/]" if colour else str(job.state)
@@ -77,7 +92,7 @@ def jobs(
             _machines(job),
             _escape(job.spec.title),
         )
-    Console(highlight=False).print(table)
+    return table
 
 
 def _prune(keep: int, *, yes: bool) -> None:

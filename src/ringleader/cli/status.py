@@ -13,6 +13,7 @@ from rich.text import Text
 
 from ringleader import settings
 from ringleader.cli import units
+from ringleader.cli.terminal import add_id, print_tables
 from ringleader.cli.up_report import allows
 from ringleader.errors import RingleaderError
 from ringleader.ids import NodeId, short, tell_apart
@@ -65,7 +66,7 @@ def status(
     elif as_json:
         typer.echo(json.dumps([_as_dict(report) for report in reports], indent=1))
     else:
-        console.print(_render(reports, is_live=is_live))
+        print_tables(_render(reports, is_live=is_live))
     if not is_live:
         raise typer.Exit(3)
 
@@ -174,15 +175,17 @@ def _events(snapshot: Snapshot) -> Table:
 def _nodes(snapshot: Snapshot) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     longest = max((len(row.address) for row in snapshot.nodes), default=0)
-    table.add_column("node", overflow="fold")
-    table.add_column("id", no_wrap=True)
+    rows = _in_ring_order(snapshot)
+    add_id(table, "node", (f"{row.name} *" for row in rows))
+    add_id(table, "id", (short(NodeId(row.node)) for row in rows))
     table.add_column("health")
     # Never cut: people copy it. An address longer than this continues below.
     table.add_column("address", overflow="fold", min_width=min(longest, _MIN_ADDRESS))
     table.add_column("latency", no_wrap=True)
-    table.add_column("accepts jobs", no_wrap=True)
-    table.add_column("job", overflow="fold")
-    for row in _in_ring_order(snapshot):
+    table.add_column("accepts jobs")
+    jobs = [job for row in rows for job in row.jobs]
+    table.add_column("job", min_width=max(map(len, jobs), default=0))
+    for row in rows:
         health = Text(row.health, style=_COLOURS.get(row.health, ""))
         name = Text(row.name + (" *" if row.is_leader else ""))
         if row.is_here:
@@ -214,9 +217,10 @@ def _names(snapshot: Snapshot) -> dict[NodeId, str]:
 
 def _machines(snapshot: Snapshot) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in ("machine", "device", "cores", "memory"):
-        table.add_column(column)
     names = _names(snapshot)
+    add_id(table, "machine", names.values())
+    for column in ("device", "cores", "memory"):
+        table.add_column(column)
     for row in _in_ring_order(snapshot):
         if row.profile is not None:
             cells = (names[NodeId(row.node)], *_machine(row.profile))
@@ -233,9 +237,11 @@ def _machine(profile: NodeProfile) -> tuple[str, str, str]:
 def _links(snapshot: Snapshot) -> Table:
     """Return one row per hop of the ring, the links that an all-reduce uses."""
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in ("link", "latency", "there", "back", "clocks"):
-        table.add_column(column)
     names = _names(snapshot)
+    longest = max(map(len, names.values()), default=0)
+    table.add_column("link", min_width=len("-> ") + longest)
+    for column in ("latency", "there", "back", "clocks"):
+        table.add_column(column)
     rows = {row.node: row for row in snapshot.nodes}
     ring = snapshot.ring
     hops = list(zip(ring, [*ring[1:], ring[0]], strict=True))

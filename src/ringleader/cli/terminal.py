@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import select
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -16,9 +17,14 @@ from ringleader.errors import ConfigError, RingleaderError
 from ringleader.identity.secret_value import Secret
 from ringleader.identity.storage.private_file import read_private
 
+if TYPE_CHECKING:  # not every command prints tables
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+
 _PIPE_S = 30.0
 """How long piped input may take; input at a terminal has no limit."""
 _LINE_BYTES = 1024
+_PIPE_COLUMNS = 10_000
 _FILE_BYTES = 4096
 
 
@@ -32,6 +38,31 @@ def exit_on_error(command: str) -> Iterator[None]:
         raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
+
+
+def print_tables(shown: RenderableType, console: Console | None = None) -> None:
+    """Print tables; outside of a terminal as wide as they are, a row in a line each.
+
+    In a terminal cells are folded, but for columns of ``add_id``. What does not fit
+    then is left to the terminal, and never cut off.
+    """
+    from rich.console import Console
+
+    console = console or Console(highlight=False)
+    if console.is_terminal:
+        console.print(shown, crop=False)
+        return
+    wide = Console(highlight=False, width=_PIPE_COLUMNS, color_system=None)
+    with wide.capture() as captured:
+        wide.print(shown)
+    for line in captured.get().splitlines():
+        typer.echo(line.rstrip())
+
+
+def add_id(table: Table, name: str, values: Iterable[str]) -> None:
+    """Add a column of what people copy: it is never broken, however narrow it gets."""
+    longest = max((len(value) for value in [name, *values]), default=0)
+    table.add_column(name, no_wrap=True, min_width=longest)
 
 
 def is_interactive() -> bool:

@@ -293,6 +293,48 @@ def test_a_job_that_another_machine_has_just_started_is_shown_or_asked_about(
         held.close()
 
 
+FAILS = """
+import torch
+import torch.distributed as dist
+dist.init_process_group()
+if dist.get_rank() == 2:
+    raise ValueError("boom on rank 2")
+while True:
+    dist.all_reduce(torch.ones(1))
+"""
+
+
+@pytest.mark.slow
+def test_a_failed_job_shows_the_cause_first_and_folds_what_followed(
+    home: Path, tmp_path: Path
+) -> None:
+    """Was: a traceback of GroupAborted from every other rank, often before it."""
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "train.py").write_text(FAILS)
+    run = [*RINGLEADER, "run", "--nproc-per-node", "4", "train.py", "two words"]
+    env = {**os.environ, "RINGLEADER_HOME": str(home), "COLUMNS": "80"}
+
+    def ask(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            words, cwd=project, env=env, capture_output=True, text=True, check=False
+        )
+
+    done = ask(*run)
+    said = done.stdout
+    assert done.returncode == 1, said + done.stderr
+    assert said.count("Traceback") == 1, said
+    assert said.count("in consequence") == 3, said
+    assert said.index("ValueError: boom on rank 2") < said.index("in consequence")
+    found = re.search(r"in consequence .*: ringleader logs (\S+)\)", said)
+    assert found is not None, said
+    job = found[1]
+    assert f"job {job} failed: rank 2 on desk failed: ValueError: boom" in done.stderr
+    assert ask(*RINGLEADER, "logs", job).stdout.count("Traceback") >= 4
+    [row] = [r for r in ask(*RINGLEADER, "jobs").stdout.splitlines() if job in r]
+    assert row.endswith("train.py 'two words'"), "one line, as it was typed"
+
+
 GIT = """#!/bin/sh
 touch "$HELD/listing"
 while [ ! -e "$HELD/go" ]; do sleep 0.05; done

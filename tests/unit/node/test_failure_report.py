@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -88,6 +89,14 @@ def test_a_killed_worker_is_told_by_its_signal() -> None:
     message = "Signal 9 (SIGKILL) received by PID 4711"
     assert report(Failure(-9, message)).error == "killed by SIGKILL"
     assert report(Failure(-70, message)).error == "killed by signal 70"
+
+
+def test_a_worker_that_had_raised_when_it_was_ended_failed_by_itself() -> None:
+    """Was: 143, if the launcher noticed the end of another rank first."""
+    late = raised("ValueError: boom")
+    late.exitcode = -signal.SIGTERM
+    assert report(late).exit_status == 1
+    assert report(Failure(-signal.SIGTERM)).exit_status == -signal.SIGTERM
 
 
 def test_what_cannot_be_mended_by_restarting_is_known() -> None:

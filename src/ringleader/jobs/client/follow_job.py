@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ringleader.errors import PeerError, PeerRefused, ProtocolError
 from ringleader.jobs.client.channel import Channel
+from ringleader.jobs.client.fold import ConsequenceFold
 from ringleader.jobs.client.job_summary import JobSummary, summarize
 from ringleader.jobs.client.output_view import PlainView, Source
 from ringleader.jobs.protocol.job_record import JobRecord, JobState
@@ -65,6 +66,8 @@ class JobFollower:
     shows: Callable[[int], bool] = lambda _rank: True
     """Whether the output of a rank is wanted."""
     is_live: bool = True
+    fold: ConsequenceFold | None = None
+    """Holds back errors that follow from another one; None: all is shown."""
     tail_bytes: int = 0
     give_up_s: float = GIVE_UP_S
     machines: list[FollowedMachine] = field(default_factory=list)
@@ -87,6 +90,9 @@ class JobFollower:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+        if self.fold is not None:
+            for source, data in self.fold.finish():
+                self.write(self.view.feed(source, data))
         self.write(self.view.finish())
         records = self.records()
         return summarize(records) if records else None
@@ -167,7 +173,7 @@ class JobFollower:
                     self._take_launcher(each, data)
                 elif self.shows(rank := int(log.partition("-")[2])):
                     source = Source(each.machine.name, rank)
-                    self.write(self.view.feed(source, data))
+                    self._show(source, data)
             case Changed(record=record):
                 self._warn(each, record)
                 each.record = record
@@ -175,6 +181,11 @@ class JobFollower:
             case _:
                 text = f"sent {type(reply).__name__} instead of output"
                 raise ProtocolError(each.machine.name, text)
+
+    def _show(self, source: Source, data: bytes) -> None:
+        pieces = [(source, data)] if self.fold is None else self.fold.feed(source, data)
+        for where, piece in pieces:
+            self.write(self.view.feed(where, piece))
 
     def _warn(self, each: FollowedMachine, record: JobRecord) -> None:
         """Tell once what is wrong on a machine where the job goes on or went well."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated
 
 import msgspec
@@ -80,5 +81,5 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     def title(self) -> str:
         """The command in one line, for people."""
         start = ["-m", self.script] if self.is_module else [self.script]
-        text = " ".join([*start, *self.args])
+        text = shlex.join([*start, *self.args])
         return "".join(c if c.isprintable() else " " for c in text)[:200]

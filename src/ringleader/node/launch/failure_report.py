@@ -59,11 +59,7 @@ class _Description:
 
     @property
     def is_consequence(self) -> bool:
-        if self.kind == "SystemExit":
-            return False
-        return self.kind in _CONSEQUENCES or (
-            bool(self.kind) and bool(_BROKEN_CONNECTION.search(self.error))
-        )
+        return is_consequence(self.kind, self.error)
 
     @property
     def signature(self) -> str:
@@ -90,11 +86,34 @@ def first_failure(
         job=job,
         round=round_id,
         rank=rank,
-        exit_status=failure.exitcode,
+        exit_status=_status(failure),
         error=clean(first.error.strip().partition("\n")[0], MAX_ERROR),
         lines=[clean(line, MAX_LINE) for line in lines[-MAX_LINES:]],
         signature=first.signature,
         is_consequence=first.is_consequence,
+    )
+
+
+def _status(failure: WorkerFailure) -> int:
+    """Return the exit status of a worker; 1 if it had raised before it was ended.
+
+    The launcher terminates the others when it notices the first end, which may be that
+    of a rank that lost this one.
+    """
+    if failure.exitcode == -signal.SIGTERM and _describe(failure).kind:
+        return 1
+    return failure.exitcode
+
+
+def is_consequence(kind: str, error: str) -> bool:
+    """Return whether an exception says that another rank was lost.
+
+    ``kind`` is the name of its class, and ``error`` that with its message.
+    """
+    if kind == "SystemExit":
+        return False
+    return kind in _CONSEQUENCES or (
+        bool(kind) and bool(_BROKEN_CONNECTION.search(error))
     )
 
 
