@@ -18,7 +18,7 @@ from ringleader.errors import ConfigError
 from ringleader.paramserver.evaluation import find_weights, load_model
 from ringleader.paramserver.server.plan import Plan
 from ringleader.paramserver.server.run import Run, ServerOptions, open_run
-from ringleader.paramserver.server.storage import scheduler_state
+from ringleader.paramserver.server.storage import journal, scheduler_state
 from tests.kit.param_server import MANIFEST, RATE, WorkerClient, server, task
 
 STEPS = 8
@@ -182,6 +182,45 @@ def test_a_damaged_journal_is_told_and_workers_begin_anew(
     with resumed(out) as run:
         assert run.notes == []
         assert run.app.training.scheduler.version == 9
+
+
+@pytest.mark.parametrize("where", ["in a record", "between records", "everything"])
+def test_a_journal_that_lost_its_end_is_told(
+    whole: Path, tmp_path: Path, where: str
+) -> None:
+    out = shutil.copytree(whole, tmp_path / "run")
+    path = out / "journal-000006.log"
+    ends = [entry.end for entry in journal.read(path)]
+    left = {"in a record": ends[-1] - 5, "between records": ends[-2], "everything": 0}
+    os.truncate(path, left[where])
+    with resumed(out) as run:
+        (note,) = run.notes
+        lost = ends[-1] - (ends[-2] if left[where] else 0)
+        assert f"{path} is damaged: it ends at byte {left[where]}" in note
+        assert f"{lost} bytes of records are missing" in note
+        version = run.app.training.scheduler.version
+        assert version == (STEPS if left[where] else 6)
+        assert f"Resumed at version {version}; what was acknowledged after" in note
+        assert run.app.training.admission.tokens == {}, "workers may be ahead"
+    with resumed(out) as run:
+        assert run.notes == []
+
+
+def test_of_a_run_without_lengths_it_is_said_what_is_not_known(
+    whole: Path, tmp_path: Path
+) -> None:
+    out = shutil.copytree(whole, tmp_path / "run")
+    path = out / "journal-000006.log"
+    journal.end_path(path).unlink()
+    os.truncate(path, path.stat().st_size - 5)
+    with resumed(out) as run:
+        (note,) = run.notes
+        assert f"{path} ends in the middle of a record" in note
+        assert (
+            "if the file was cut later, what was acknowledged after version 8" in note
+        )
+    with resumed(out) as run:
+        assert run.notes == []
 
 
 def test_what_cannot_be_replayed_is_set_aside(whole: Path, tmp_path: Path) -> None:

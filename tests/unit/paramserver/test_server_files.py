@@ -43,8 +43,10 @@ def test_a_journal_ends_before_whatever_a_crash_left(tmp_path: Path) -> None:
     first = journal._HEAD_BYTES + len(b'{"kind":"left","worker":"one"}') + 400
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
+        journal.end_path(path).unlink(missing_ok=True)
         kinds = workers(path)
         assert kinds == (["one"] if length >= first else [])
+        assert bool(journal.doubt(path, end_of(path))) == (length not in (0, first))
     log = Journal(path)
     log.resume(end_of(path))  # cuts off the torn record
     log.append(Left("three"), b"x")
@@ -54,6 +56,26 @@ def test_a_journal_ends_before_whatever_a_crash_left(tmp_path: Path) -> None:
         for name, entry in zip(workers(path), journal.read(path), strict=True)
     ]
     assert found == [("one", b"body" * 100), ("three", b"x")]
+
+
+def test_a_journal_that_lost_its_end_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    log = Journal(path)
+    log.begin()
+    log.append(Left("one"), b"body" * 9)
+    middle = log.num_bytes
+    log.append(Left("two"))
+    log.close()
+    whole = path.read_bytes()
+    for length in range(len(whole)):  # also between two records
+        path.write_bytes(whole[:length])
+        found: list[int] = []
+        with pytest.raises(DamagedFile, match=f"was {len(whole)} bytes long"):
+            found.extend(entry.end for entry in journal.read(path))
+        assert found == ([middle] if length >= middle else [])
+    path.write_bytes(whole + whole[: middle - 1])
+    assert workers(path) == ["one", "two"], "a record that was never complete"
+    assert journal.doubt(path, len(whole)) == ""
 
 
 def test_nothing_is_appended_after_a_failed_record(tmp_path: Path) -> None:

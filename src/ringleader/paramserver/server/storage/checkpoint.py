@@ -25,6 +25,7 @@ from ringleader.paramserver.protocol import bodies
 from ringleader.paramserver.protocol.manifest import DTYPES
 from ringleader.paramserver.server.global_weights import GlobalWeights
 from ringleader.paramserver.server.storage import checked_files
+from ringleader.paramserver.server.storage.journal import end_path
 from ringleader.wire import tensor_file
 from ringleader.wire.tensor_file import TensorData, TensorSpec
 
@@ -167,8 +168,9 @@ def _remove_obsolete(out: Path) -> None:
     last_but_one = checkpoints[:2][-1].version
     for version, journal in find_journals(out).items():
         if version < last_but_one:
-            with suppress(OSError):
-                journal.unlink()
+            for path in (journal, end_path(journal)):
+                with suppress(OSError):
+                    path.unlink()
 
 
 def _flatten(state: Mapping[str, Any]) -> tuple[list[TensorData], State]:

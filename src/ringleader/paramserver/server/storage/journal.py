@@ -7,6 +7,10 @@ on from there. For the same reason nothing is appended after a write that failed
 record whose bytes are all there but do not match its checksums is damaged, and reading
 it raises. A write that returned survives the death of the process; only a power cut can
 lose what the system had not yet written to the disk.
+
+A file beside the journal says how long it is after each whole record. So a journal that
+lost its end later, by a power cut or a copy that broke off, is told from one whose last
+record was never complete, also if it ends between two records.
 """
 
 from __future__ import annotations
@@ -29,6 +33,8 @@ _HEAD = struct.Struct("<4sIQI")
 _HEAD_CHECK = struct.Struct("<I")
 _HEAD_BYTES = _HEAD.size + _HEAD_CHECK.size
 _MAGIC = b"RLJ2"
+_END = struct.Struct("<QI")
+"""A length and its checksum."""
 
 
 class Entry(NamedTuple):
@@ -49,6 +55,7 @@ class Journal:
         self.path = path
         self.num_bytes = 0
         self._file: FileIO | None = None
+        self._end_file: FileIO | None = None
 
     def begin(self) -> None:
         """Open the file and discard what it holds."""
@@ -60,10 +67,17 @@ class Journal:
 
     def _open(self, end: int) -> None:
         try:
+            self._end_file = open(end_path(self.path), "wb", buffering=0)  # noqa: SIM115
+            self._note_end(end)  # before: a crash here must not look like a loss
             self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115
             self._file.truncate(end)
         except OSError as exc:
             raise _unwritable(self.path, exc) from exc
+
+    def _note_end(self, end: int) -> None:
+        assert self._end_file is not None
+        self._end_file.seek(0)
+        self._end_file.write(_pack_end(end))
         self.num_bytes = end
 
     def append(
@@ -80,10 +94,10 @@ class Journal:
         try:
             self._write(head + text)
             self._write(body)
+            self._note_end(self.num_bytes + len(head) + len(text) + len(body))
         except OSError as exc:
             self.close()
             raise _unwritable(self.path, exc) from exc
-        self.num_bytes += len(head) + len(text) + len(body)
 
     def _write(self, data: bytes | bytearray | memoryview) -> None:
         assert self._file is not None
@@ -93,20 +107,28 @@ class Journal:
 
     def sync(self) -> None:
         """Sync the file, so that its records survive a power cut as well."""
-        if self._file is not None:
-            os.fsync(self._file.fileno())
+        for file in (self._file, self._end_file):
+            if file is not None:
+                os.fsync(file.fileno())
 
     def close(self) -> None:
-        """Close the file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        """Close the files."""
+        for file in (self._file, self._end_file):
+            if file is not None:
+                file.close()
+        self._file = self._end_file = None
+
+
+def end_path(path: Path) -> Path:
+    """Return the file that says how long the journal at ``path`` is."""
+    return path.with_name(f"{path.name}.end")
 
 
 def read(path: Path) -> Iterator[Entry]:
     """Iterate over the complete records; none if the file does not exist.
 
-    Raises DamagedFile after the last good record if what follows is damaged.
+    Raises DamagedFile after the last good record if what follows is damaged, or if the
+    end is missing.
     """
     try:
         file = open(path, "rb")  # noqa: SIM115
@@ -114,8 +136,43 @@ def read(path: Path) -> Iterator[Entry]:
         return
     with file:
         size = os.fstat(file.fileno()).st_size
+        end = 0
         while (found := _next(file, size, path)) is not None:
+            end = found.end
             yield found
+    noted = _noted_end(path)
+    if noted is not None and end < noted:
+        text = f"it ends at byte {size}, and was {noted} bytes long"
+        raise DamagedFile(path, f"{text}: {noted - end} bytes of records are missing")
+
+
+def doubt(path: Path, end: int) -> str:
+    """Return what cannot be known of a journal whose last whole record ends at ``end``.
+
+    That is only so without the file that says its length, as in older releases.
+    """
+    size = path.stat().st_size
+    if size == end or _noted_end(path) is not None:
+        return ""
+    return (
+        f"{path} ends in the middle of a record, {size - end} bytes after the last "
+        "whole one. If the server ended while it wrote, that was never acknowledged; "
+        "if the file was cut later"
+    )
+
+
+def _noted_end(path: Path) -> int | None:
+    try:
+        found = end_path(path).read_bytes()
+    except OSError:
+        return None
+    if len(found) != _END.size or found != _pack_end(_END.unpack(found)[0]):
+        return None
+    return int(_END.unpack(found)[0])
+
+
+def _pack_end(end: int) -> bytes:
+    return _END.pack(end, zlib.crc32(end.to_bytes(8, "little")))
 
 
 def _next(file: BinaryIO, size: int, path: Path) -> Entry | None:

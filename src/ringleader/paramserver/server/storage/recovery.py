@@ -86,6 +86,9 @@ class RunFiles:
         if damage is not None or self._damaged:
             self._describe(damage, version())
             self._set_aside(path)
+        elif unknown := journal.doubt(path, end):
+            text = f"what was acknowledged after version {version()} is lost"
+            self.notes.append(f"{unknown}, {text}. Resumed at version {version()}.")
         return path, end
 
     def _describe(self, damage: DamagedFile | None, version: int) -> None:
@@ -116,6 +119,7 @@ class RunFiles:
                 for version, path in journals.items():
                     if version > last:
                         _rename(path)
+                        journal.end_path(path).unlink(missing_ok=True)
                 if current.exists():
                     shutil.copyfile(current, f"{current}{DAMAGED}")
         except OSError as exc:
