@@ -16,11 +16,18 @@ machine with many cores several processes may run at once, each with a file of i
 
     ... elastic_kills.py --lan --kills 250 --seed 1 --fresh --out 1.json   # 2, 3, ...
     ... elastic_kills.py --lan --kills 0 --silent 0 --add 1.json 2.json --out FILE
+
+Copies of state have a mode and results of their own: a machine falls behind with a
+complete state, or is new, and something is lost while it copies that of the others
+(``tests/kit/elastic_copies.py``). Whoever had a complete state must train on:
+
+    ... elastic_kills.py --lan --copies 200       # and --seed, --fresh, --out, --add
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import signal
@@ -37,6 +44,8 @@ from results_file import bar, dated, save
 from ringleader.simulation.lan import VirtualLan, lan
 
 sys.path.append(str(Path(__file__).parents[1]))  # for tests.kit
+from tests.kit.elastic_copies import Copies, CopyFaults
+from tests.kit.elastic_copies import cases as cases_of_copies
 from tests.kit.elastic_killer import Killer, cases, matrix
 from tests.kit.elastic_tally import Tally, quantiles
 from tests.kit.elastic_world import Member, World
@@ -45,6 +54,8 @@ MAX_FAILURES = 5
 """In worlds of one size; then the rest of its kills is left out."""
 KILLS, TWO_NODES = 2000, 100
 P50_S, P99_S, SILENT_S = 0.2, 0.5, 5.0
+COPIES, PART_COPIES = 200, 20
+"""Faults during copies that are wanted, and those in one world."""
 PART_KILLS = 50
 """Kills in a world after which the results are saved."""
 
@@ -269,18 +280,76 @@ def silence_one(world: World, victim: Member, way: str) -> float:
     return after_s - since_s
 
 
+def run_copies(file: Path, chosen: argparse.Namespace) -> bool:
+    """Add faults during copies to the results; True if all bars are met."""
+    found, parts = Copies(), []
+    known = [file] if file.exists() and not chosen.fresh else []
+    for each in [*known, *chosen.add]:
+        plain = json.loads(each.read_text())
+        found.add(msgspec.convert(plain["copies"], Copies))
+        parts += plain["parts"]
+    seed = len(parts) + 1 if chosen.seed is None else chosen.seed
+    if chosen.copies:
+        parts.append({"began": time.strftime("%H:%M:%S"), "seed": seed})
+    sizes = [*map(int, chosen.sizes.split(","))]
+    until, number = found.num_faults + chosen.copies, 0
+    while found.num_faults < until and len(found.failures) < MAX_FAILURES:
+        size = sizes[number % len(sizes)]
+        made = lan(hosts=size, rate="1gbit") if chosen.lan else nullcontext()
+        with made as net, tempfile.TemporaryDirectory() as folder:
+            world = World(Path(folder), size, net)
+            case, every = None, cases_of_copies(size, 1000 * seed + number, net)
+            with world:
+                faults = CopyFaults(world, found, 1000 * seed + number)
+                try:
+                    faults.begin()
+                    for case in itertools.islice(every, PART_COPIES):
+                        faults.carry_out(case)
+                        if found.num_faults >= until:
+                            break
+                except AssertionError as exc:
+                    text = f"{size} members: {type(exc).__name__} at {case}: {exc}"
+                    found.failures.append(text)
+                    print(f"  FAILED: {text}", flush=True)
+            found.steps_compared += world.checks
+        number += 1
+        print(f"{found.num_faults} faults in copies", flush=True)
+        save_copies(file, found, parts, is_lan=chosen.lan)
+    return save_copies(file, found, parts, is_lan=chosen.lan)
+
+
+def save_copies(
+    file: Path, found: Copies, parts: list[dict[str, object]], *, is_lan: bool
+) -> bool:
+    """Write the results of faults during copies; True if all bars are met."""
+    lost = len(found.failures)
+    bars = [
+        bar(f">= {COPIES} faults", found.num_faults, is_met=found.num_faults >= COPIES),
+        bar("0 lost states, wrong sums or hangs", lost, is_met=not lost),
+    ]
+    results = {"lan": is_lan, "parts": parts, "faults": found.num_faults}
+    waits = {"wait_s": quantiles(found.waits_s)}
+    copies = {"copies": msgspec.to_builtins(found)}
+    save(file, {**describe(), **results, **waits, "bars": bars, **copies})
+    return all(each["verdict"] == "met" for each in bars)
+
+
 def main() -> None:
     """Run all worlds, and save the results with the verdicts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=100, help="of this part")
     parser.add_argument("--sizes", default="2,3,4")
     parser.add_argument("--silent", type=int, default=3, help="per size and way")
+    parser.add_argument("--copies", type=int, help="faults during copies, nothing else")
     parser.add_argument("--lan", action="store_true")
     parser.add_argument("--out", type=Path, help="instead of today's results")
     parser.add_argument("--fresh", action="store_true", help="continue nothing")
     parser.add_argument("--seed", type=int, help="another one for each process")
     parser.add_argument("--add", type=Path, nargs="+", default=[], metavar="FILE")
     chosen = parser.parse_args()
+    if chosen.copies is not None:
+        name = "elastic-copies" if chosen.lan else "elastic-copies-loopback"
+        sys.exit(not run_copies(chosen.out or dated(name), chosen))
     if not (chosen.kills or chosen.silent or chosen.add):
         parser.error("nothing to do: give --kills, --silent or --add")
     name = "elastic-kills" if chosen.lan else "elastic-kills-loopback"

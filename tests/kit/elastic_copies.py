@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ringleader.simulation.lan import VirtualLan
 from tests.kit.elastic_world import Member, World
 
 REACH_S = 60.0
@@ -45,6 +46,22 @@ class Copies:
     not_reached: int = 0
     waits_s: list[float] = field(default_factory=list)
     """From each fault to the next step of all machines that are left."""
+    failures: list[str] = field(default_factory=list)
+    steps_compared: int = 0
+
+    @property
+    def num_faults(self) -> int:
+        """Faults in the middle of a copy after which all was well."""
+        return sum(self.cases.values())
+
+    def add(self, other: Copies) -> None:
+        """Add what another process has seen."""
+        for fault, count in other.cases.items():
+            self.cases[fault] = self.cases.get(fault, 0) + count
+        self.not_reached += other.not_reached
+        self.waits_s += other.waits_s
+        self.failures += other.failures
+        self.steps_compared += other.steps_compared
 
     def note(self, fault: str, wait_s: float) -> None:
         """Count a case that ended well."""
@@ -216,11 +233,11 @@ class CopyFaults:
         return None if dying.is_alive else dying.died_s
 
 
-def cases(size: int, seed: int, *, on_lan: bool) -> Iterator[Case]:
+def cases(size: int, seed: int, net: VirtualLan | None = None) -> Iterator[Case]:
     """Yield faults at all points of the copy for ever, each as often as the others."""
     shuffled = random.Random(seed)
     faults = [f for f in FAULTS if size > 2 or f != FAULTS[1]]
-    faults += [CUT] * on_lan + [NEWCOMER[0]] + [NEWCOMER[1]] * (size > 2)
+    faults += [CUT] * (net is not None) + [NEWCOMER[0]] + [NEWCOMER[1]] * (size > 2)
     while True:
         turn = [Case(f, piece) for f in faults for piece in range(1, NUM_POINTS + 1)]
         shuffled.shuffle(turn)

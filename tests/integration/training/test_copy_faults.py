@@ -87,7 +87,7 @@ def test_without_memory_for_two_states_the_checkpoint_is_what_is_left(
 def test_a_fault_at_each_point_of_a_copy_loses_no_state(
     tmp_path: Path, size: int
 ) -> None:
-    every = cases(size, seed=size, on_lan=False)
+    every = cases(size, seed=size)
     found = run(tmp_path, size, [next(every) for _ in range(NUM_CASES)])
     assert sum(found.cases.values()) + found.not_reached == NUM_CASES
     assert sum(found.cases.values()) > NUM_CASES // 2
