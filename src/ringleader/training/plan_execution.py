@@ -88,6 +88,8 @@ class PlanExecution:
         Raises LayoutMismatch if this member's model is another one.
         """
         plan = installed.plan
+        if self._session.step.me not in plan.adopt:
+            self._following.state.forget_begun()
         if not plan.adopt or group is None:
             return False
         is_warm = self._begin_adopt(installed)
@@ -148,7 +150,8 @@ class PlanExecution:
             with self._session.lock:
                 if not step.begin_adopt(installed.view.id):
                     raise ViewChanged
-        return self._following.finish(installed.plan.version)
+        is_level = self._following.finish(installed.plan.version)
+        return is_level or self._following.state.is_begun
 
 
 def _lacking(installed: InstalledView, action: Gather) -> dict[Member, set[int]]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 import torch
 
 from ringleader.checkpoint import values
-from ringleader.errors import GroupAborted, LayoutMismatch
+from ringleader.errors import GroupAborted, LayoutMismatch, RingleaderError
 from ringleader.groups.group import Group
 from ringleader.testing.threaded_world import run_threads, world
 from ringleader.training.state.transfer import (
@@ -80,6 +82,52 @@ def test_a_state_stays_as_it_is_until_the_other_one_is_whole() -> None:
         run_threads([lambda: transfer_state(source, members[0].state, roles), adopt])
     assert members[1].state.digest().root == before
     assert members[0].state.digest().root != before
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_what_came_before_a_source_was_lost_is_not_sent_again(keeps: bool) -> None:
+    members = [Member(3, "adam"), Member(4, "adam")]
+    for each in members:
+        for number in range(12):
+            first = each.extra["best"]
+            each.extra[f"large {number}"] = torch.arange(first, first + 1_000_000.0)
+        each.train(2)
+    if not keeps:  # a newcomer has no state of the optimizer yet
+        members[1].optimizer.state.clear()
+    until = 16 << 20
+
+    def copy(group: Group, member: Member) -> Transferred | None:
+        def lose(done: int) -> None:
+            if done > until and group.rank == 1:
+                group.abort("the source is lost")
+
+        with suppress(RingleaderError):
+            return transfer_state(
+                group,
+                member.state,
+                Roles((0,), (1,)),
+                progress=lose,
+                keeps=keeps,
+                is_warm=member.state.is_begun,
+            )
+        return None
+
+    def try_to_copy() -> list[Transferred | None]:
+        with world(2) as groups:
+            return run_threads(
+                [
+                    lambda g=g, m=m: copy(g, m)  # type: ignore[misc]
+                    for g, m in zip(groups, members, strict=True)
+                ]
+            )
+
+    assert try_to_copy() == [None, None]
+    until = 1 << 40
+    done = try_to_copy()[1]
+    assert done is not None
+    assert 0 < done.copied_bytes <= done.num_bytes - (16 << 20) + (4 << 20)
+    assert_equal(members[0], members[1])
+    assert not members[1].state.arrived
 
 
 def test_several_sources_serve_one_adopter() -> None:

@@ -72,12 +72,15 @@ class ByteViews:
 
     A contiguous tensor is read and written in place, on whichever device it is. Any
     other is copied when its first byte is needed; ``write_back`` copies changes to it.
-    So is a tensor that is staged: it stays as it is until then.
+    So is a tensor that is staged: it stays as it is until then. ``copies`` are those of
+    tensors that were staged before, and not written back.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, tensors: Mapping[str, Tensor], copies: dict[str, Tensor] | None = None
+    ) -> None:
         self._tensors = tensors
-        self._copies: dict[str, Tensor] = {}
+        self._copies = {} if copies is None else copies
 
     def read(self, piece: Piece) -> Tensor:
         """Return the bytes of a piece in host memory, as uint8.

@@ -58,6 +58,18 @@ class ReplicatedState:
         self.extra = extra
         self._moments = OptimizerPart(model, optimizer) if is_plain(optimizer) else None
         self._has_local = has_local
+        self.arrived: dict[str, Tensor] = {}
+        """Bytes of tensors that came in a copy which did not end; for the next one."""
+        self._new: dict[Entry, Tensor] = {}
+        """Tensors for such a copy that the state here does not have yet."""
+        self.is_begun = False
+        """True if a copy of another state was begun and did not end."""
+
+    def forget_begun(self) -> None:
+        """Free the memory of a copy that was begun: it has ended, or is not needed."""
+        self.is_begun = False
+        self.arrived.clear()
+        self._new.clear()
 
     def without_local(self) -> ReplicatedState:
         """Return the part that the steps of a run keep equal on all members.
@@ -144,6 +156,13 @@ class ReplicatedState:
         for entry in rest:
             dtype = dtypes.dtype_of(entry.dtype)
             found[entry.name] = torch.empty(entry.shape, dtype=dtype)
+        owned = live | (self._moments.tensors() if self._moments else {})
+        new: dict[Entry, Tensor] = {}
+        for entry in (*moments, *rest):
+            if found[entry.name] is not owned.get(entry.name):
+                new[entry] = self._new.get(entry, found[entry.name])
+                found[entry.name] = new[entry]
+        self._new = new
         return {entry.name: found[entry.name] for entry in offered.tensors}
 
     def other(self, name: str, encoded: bytes) -> Any:  # noqa: ANN401 - a state_dict
@@ -165,6 +184,7 @@ class ReplicatedState:
             trees = values.decode(offered.values)
             content = value_tree.join(trees, tensors)
             self._load(content, tensors)
+            self.forget_begun()
         except (LookupError, TypeError, ValueError, RuntimeError) as exc:
             if isinstance(exc, ConfigError):
                 raise

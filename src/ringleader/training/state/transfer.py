@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import msgspec
+from torch import Tensor
 
 from ringleader.checkpoint.byte_exchange import ByteExchange
 from ringleader.decoding import from_msgpack
@@ -72,9 +73,9 @@ def transfer_state(  # noqa: PLR0913 - one keyword each
     part on those that do not. ``commit`` is called with the plain values before a state
     is overwritten in full, from which on nothing can fail that others have a part in.
 
-    An adopter ``is_warm`` if it has followed the run: if all are, only tensors that
-    differ are copied. A source is, if adopters are following it: it hashes its state
-    while they get the last steps.
+    An adopter ``is_warm`` if it has followed the run, or a copy was begun before: if
+    all are, only tensors that differ are copied. A source is, if adopters are following
+    it: it hashes its state while they get the last steps.
 
     Raises LayoutMismatch on an adopter whose model differs; errors of the group if a
     member is lost. A member whose copy is still wrong after a second one raises
@@ -215,7 +216,9 @@ class _Transfer:
         """Move pieces to the adopters; returns the hashes of all pieces here."""
         hasher = self._hasher or Hasher(self._offered.tensors)
         self._takes_part = self._rank in (*self._roles.sources, *self._roles.adopters)
-        self._views = ByteViews(self._tensors if self._takes_part else {})
+        self._views = ByteViews(
+            self._tensors if self._takes_part else {}, self._arrived()
+        )
         pieces = self._pieces(hasher, self._progress)
         moved = cut(self._offered.tensors)
         if self.is_warm:
@@ -226,6 +229,17 @@ class _Transfer:
         self.copied_bytes = sum(map(size_of, moved))
         pieces.move(moved, self._roles.sources, self._roles.adopters)
         return hasher
+
+    def _arrived(self) -> dict[str, Tensor] | None:
+        """Return what came in a copy before that did not end, of an adopter."""
+        if self._rank not in self._roles.adopters:
+            return None
+        arrived = self._state.arrived
+        sizes = {entry.name: entry.num_bytes for entry in self._offered.tensors}
+        for name in [n for n, t in arrived.items() if sizes.get(n) != t.nbytes]:
+            del arrived[name]
+        self._state.is_begun = True
+        return arrived
 
     def compare(self, hasher: Hasher) -> list[Repair]:
         """Compare all digests, copy again what differs, and verify that once more."""
