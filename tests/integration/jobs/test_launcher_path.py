@@ -87,3 +87,36 @@ def test_a_torch_that_cannot_be_imported_is_named_once(tmp_path: Path) -> None:
     assert code == 1, said
     assert "torch cannot be imported here: RuntimeError: this is no library" in said
     assert "Traceback" not in said
+
+
+BROKEN_THREAD = """
+import sys, threading, time
+from ringleader.cli import run_command
+from ringleader.cli.main import app
+
+def run_job(_plan, _errors):
+    threading.Thread(target=lambda: int("boom"), name="ringleader-helper").start()
+    time.sleep(3600)
+
+run_command.run_job = run_job
+app(sys.argv[1:])
+"""
+
+
+def test_a_thread_of_the_launcher_that_fails_ends_it_with_the_cause(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    home = make_home(tmp_path / "home", os.urandom(32))
+    done = subprocess.run(
+        [sys.executable, "-c", BROKEN_THREAD, "run", "--here", "train.py"],
+        cwd=tmp_path,
+        env={**os.environ, "RINGLEADER_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ringleader run: ringleader-helper failed: ValueError: inv")

@@ -53,7 +53,7 @@ match sys.argv[1]:
         facts = {
             "argv": sys.argv,
             "main": [__name__, __file__, sys.modules["__main__"].PLACE, __spec__],
-            "path": sys.path[0],
+            "path": sys.path[:2],
             "directory": os.getcwd(),
             "variable": os.environ.get("GIVEN"),
             "launcher": os.environ.get("ONLY_LAUNCHER"),
@@ -123,7 +123,8 @@ def test_a_forked_worker_is_like_one_that_python_started(
     launcher: Launcher, tmp_path: Path
 ) -> None:
     env = {name: value for name, value in os.environ.items() if name != "ONLY_LAUNCHER"}
-    options = {"cwd": tmp_path, "env": {**env, "GIVEN": "ä=1"}}
+    given = {"GIVEN": "ä=1", "PYTHONPATH": str(tmp_path / "src")}
+    options = {"cwd": tmp_path, "env": {**env, **given}}
     kept = tmp_path / "kept"
     workers = [launcher.worker("facts", str(kept), **options) for _ in range(2)]
     facts = [json.loads(each.communicate("hello", 300)[0]) for each in workers]
@@ -137,7 +138,7 @@ def test_a_forked_worker_is_like_one_that_python_started(
         == {
             "argv": [str(launcher.script), "facts", str(kept)],
             "main": ["__main__", str(launcher.script), "here", None],
-            "path": str(tmp_path),
+            "path": [str(tmp_path), str(tmp_path / "src")],
             "directory": str(tmp_path),
             "variable": "ä=1",
             "launcher": None,
