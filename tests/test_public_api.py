@@ -73,7 +73,7 @@ FLAGS = {
     "top": "--once",
     "metrics": "--port --host",
     "backends": "--json",
-    "doctor": "--peer --interface --port --tensor-port --seconds --json",
+    "doctor": "--peer --interface --port --tensor-port --seconds --verbose --json",
     "checkpoint": "action folder --step --to --ranks --hugging-face --config --keep "
     "--json",
     "serve": "task --workers --rounds --pin --pin-file --host --port --url --http "

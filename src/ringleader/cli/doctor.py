@@ -25,7 +25,7 @@ _SECONDS = 8.0
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow"}
 
 
-def doctor(
+def doctor(  # noqa: PLR0913 - one parameter per option
     peer: Annotated[
         list[str] | None,
         typer.Option(help="HOST[:PORT] of a node that should answer; repeatable."),
@@ -52,6 +52,9 @@ def doctor(
     seconds: Annotated[
         float, typer.Option(min=3, max=60, help="Stop after this many seconds.")
     ] = _SECONDS,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="List every interface that is not used.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON on standard output.")
     ] = False,
@@ -83,7 +86,7 @@ def doctor(
         )
         facts = asyncio.run(examine(request))
     findings = diagnose(facts)
-    looked_at = checks(facts, findings)
+    looked_at = checks(facts, findings, is_verbose=verbose or as_json)
     if as_json:
         typer.echo(json.dumps(_as_dict(facts, looked_at, findings), indent=1))
     else:

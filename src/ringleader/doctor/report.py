@@ -16,6 +16,7 @@ from ringleader.doctor.finding import Code, Finding
 from ringleader.doctor.firewall_command import allow
 from ringleader.ids import short
 from ringleader.node.protocol.agent_port import AGENT_PORT
+from ringleader.topology.interfaces import describe_refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +52,14 @@ _CODES: dict[str, Collection[Code]] = {
 }
 
 
-def checks(facts: Facts, findings: Iterable[Finding]) -> list[Check]:
+def checks(
+    facts: Facts, findings: Iterable[Finding], *, is_verbose: bool = False
+) -> list[Check]:
     """Return a line for each thing that was looked at, in a fixed order."""
     found = {finding.code for finding in findings}
     texts = {
         "cluster": facts.cluster or "in none",
-        "interfaces": _interfaces(facts),
+        "interfaces": _interfaces(facts, is_verbose=is_verbose),
         "discovery": _discovery(facts),
         "ports": _ports(facts),
         "firewall": _firewall(facts),
@@ -95,14 +98,16 @@ def conclusion(facts: Facts, findings: Sequence[Finding]) -> str:
     return f"{facts.name}: nothing is wrong."
 
 
-def _interfaces(facts: Facts) -> str:
+def _interfaces(facts: Facts, *, is_verbose: bool) -> str:
     used = [
         f"{each.name} ({each.kind}, {', '.join(str(a) for a in each.addresses)})"
         for each in facts.chosen
     ]
-    left = [f"{e.name} {why}" for e, why in facts.refused if e.kind != "loopback"]
+    if not used and not is_verbose:
+        return "none that leads to a LAN; see below"
+    left = describe_refused(facts.refused, is_complete=is_verbose)
     text = ", ".join(used) or "none that leads to a LAN"
-    return f"{text}; not used: {'; '.join(left)}" if left else text
+    return f"{text}; not used: {left}" if left else text
 
 
 def _discovery(facts: Facts) -> str:

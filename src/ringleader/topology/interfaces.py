@@ -192,6 +192,26 @@ def usable_interfaces(
     return choose_interfaces(list_interfaces(), wanted or None)
 
 
+def describe_refused(
+    refused: Sequence[tuple[Interface, str]], *, is_complete: bool = False
+) -> str:
+    """Return why interfaces are not used: one for each reason, and how many others.
+
+    A machine with containers has dozens of the same kind. ``is_complete`` names all.
+    Those of loopback, which nobody misses, are left out.
+    """
+    left = [(e.name, why) for e, why in refused if e.kind != InterfaceKind.LOOPBACK]
+    if is_complete:
+        return "; ".join(f"{name} {why}" for name, why in left)
+    names: dict[str, list[str]] = {}
+    for name, why in left:
+        names.setdefault(why, []).append(name)
+    return "; ".join(
+        f"{first} {why}" + (f" ({len(others)} more)" if others else "")
+        for why, (first, *others) in names.items()
+    )
+
+
 def _is_self_assigned(interface: Interface) -> bool:
     return all(address.is_link_local for address in interface.addresses)
 

@@ -15,7 +15,10 @@ from ringleader.training.data.data_state import DataSpec
 from ringleader.training.data.efficiency import Traffic, plan_text
 
 PLAN_EVERY_S: Final = 30.0
-"""A plan of the same machines is not shown more often."""
+"""A plan of the same machines is not shown more often, and each time it is, the next
+one waits twice as long: by then people know that the speeds go up and down."""
+MOVED: Final = 0.1
+"""Share of a step that must have moved to other machines for the plan to be news."""
 
 
 def tell(text: str) -> None:
@@ -43,6 +46,7 @@ class RunNews:
         """The machine that was named as the one that goes on."""
         self._shown: tuple[tuple[NodeId, int], ...] = ()
         self._shown_s = -inf
+        self._pause_s = PLAN_EVERY_S
 
     def entered(self, names: Mapping[NodeId, str], version: int) -> None:
         """Say who left and who joined. ``names`` are the machines from now on."""
@@ -94,17 +98,32 @@ class RunNews:
             self._show(f"step {version} is complete, computed by {_listed(by)}")
 
     def plan(self, balance: Balance, network: Network) -> None:
-        """Show how the work is divided, if that is new and was measured well."""
+        """Show how the work is divided, if that was measured well and is news."""
         members = [node for node, _ in balance.quotas]
         if members != list(self._names) or not _is_measured(balance):
             return
-        is_same = [node for node, _ in self._shown] == members
-        is_soon = self._now_s() - self._shown_s < PLAN_EVERY_S
-        if balance.quotas == self._shown or (is_same and is_soon):
+        if [node for node, _ in self._shown] != members:
+            self._pause_s = PLAN_EVERY_S
+        elif self._now_s() - self._shown_s < self._pause_s or not _is_news(
+            dict(self._shown), dict(balance.quotas)
+        ):
             return
+        else:
+            self._pause_s *= 2
         self._shown, self._shown_s = balance.quotas, self._now_s()
         reduce_s = self._traffic.reduce_s(network, members)
         self._show(plan_text(self._spec, balance, reduce_s, self._names, self._traffic))
+
+
+def _is_news(before: Mapping[NodeId, int], now: Mapping[NodeId, int]) -> bool:
+    """Return whether a machine does half or twice what it did, and that is much work.
+
+    A few samples more here and less there change nothing that somebody would do.
+    """
+    pairs = [(before[node], count) for node, count in now.items()]
+    moved = sum(max(0, new - old) for old, new in pairs)
+    is_much = moved >= MOVED * sum(now.values())
+    return is_much and any(2 * min(pair) <= max(pair) for pair in pairs)
 
 
 def _is_measured(balance: Balance) -> bool:

@@ -258,6 +258,23 @@ def test_a_machine_without_any_network_is_told_so() -> None:
     assert "--interface" not in finding.mend
 
 
+def test_unused_interfaces_are_told_by_reason_and_all_of_them_when_asked() -> None:
+    tun0 = replace(ETH0, name="tun0", kind=InterfaceKind.VPN)
+    veths = [replace(ETH0, name=f"veth{n}", kind=InterfaceKind.VIRTUAL) for n in "abc"]
+    refused = (*((each, "is virtual") for each in veths), (tun0, "is a VPN"))
+    short, found = {}, facts(refused=refused)
+    for is_verbose in (False, True):
+        lines = checks(found, (), is_verbose=is_verbose)
+        short[is_verbose] = next(c.text for c in lines if c.name == "interfaces")
+    assert short[False].endswith("not used: vetha is virtual (2 more); tun0 is a VPN")
+    assert short[True].endswith("vethb is virtual; vethc is virtual; tun0 is a VPN")
+    alone = replace(found, chosen=())
+    finding, *_ = diagnose(alone)
+    assert "vetha is virtual (2 more)" in finding.text
+    lines = checks(alone, [finding])
+    assert not any("veth" in line.text for line in lines), "once is enough"
+
+
 def test_a_taken_port_names_the_program_and_is_no_loss_of_multicast() -> None:
     trouble = DiscoveryUnavailable(
         UnavailableReason.PORT_TAKEN, "another program holds UDP port 5353"

@@ -97,3 +97,27 @@ def test_a_plan_is_shown_when_it_is_measured_and_new() -> None:
     shown.new()
     shown.news.plan(two, network(2))
     assert len(shown.new()) == 1, "other machines are always news"
+
+
+def test_a_plan_is_news_when_a_machine_does_half_or_twice_as_much() -> None:
+    """On a busy network the speeds go up and down in every step."""
+    shown = Shown()
+    shown.news.entered(NAMES, 0)
+    shown.new()
+    balance, equal = Balance(), dict.fromkeys(NODES, Report(1.0))
+    while not balance.quotas or not shown.new():
+        balance = observe(balance, SPEC.num_quanta, NODES, equal)
+        shown.news.plan(balance, network(3))
+
+    def three_minutes(*plans: tuple[int, int, int]) -> int:
+        for second in range(180):
+            shown.now_s += 1
+            quotas = tuple(zip(NODES, plans[second % len(plans)], strict=True))
+            shown.news.plan(replace(balance, quotas=quotas), network(3))
+        return len(shown.new())
+
+    assert three_minutes((20, 10, 2), (19, 10, 3), (19, 11, 2)) == 1, "unlike the first"
+    assert three_minutes((20, 10, 2), (18, 11, 3), (21, 8, 3)) == 0
+    assert three_minutes((20, 10, 2), (8, 10, 14)) <= 2, "ever less often"
+    shown.now_s += 3600.0
+    assert three_minutes((16, 16, 0)) == 1, "one has nothing to do any more"

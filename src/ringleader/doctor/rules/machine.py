@@ -8,6 +8,7 @@ from ringleader.discovery.multicast import PORT
 from ringleader.doctor.facts import DialOutcome, Facts
 from ringleader.doctor.finding import Code, Finding, Severity
 from ringleader.topology.interface_kind import InterfaceKind
+from ringleader.topology.interfaces import describe_refused
 
 FREE_DESCRIPTORS = 128
 """An agent, a worker and its links to a dozen machines may need as many at once."""
@@ -42,13 +43,8 @@ def _no_interface(facts: Facts) -> Iterator[Finding]:
         for each, _ in facts.refused
         if each.kind in virtual and each.is_up and not each.name.startswith("veth")
     ]
-    why = "; ".join(
-        f"{each.name} {reason}"
-        for each, reason in facts.refused
-        if each.kind is not InterfaceKind.LOOPBACK
-    )
     text = f"{facts.name} has no network interface that leads to a LAN"
-    if why:
+    if why := describe_refused(facts.refused):
         text += f": {why}"
     mend = "Connect it to the network of the other machines, by cable or Wi-Fi."
     if others:

@@ -12,6 +12,7 @@ from ringleader.node.agent.agent_core import AgentCore
 from ringleader.node.peering import link_plan
 from ringleader.node.protocol.node_state import NodeState
 from ringleader.node.protocol.snapshot import HealthCounts, NodeRow, Snapshot
+from ringleader.topology.interfaces import describe_refused
 
 
 def build_snapshot(core: AgentCore) -> Snapshot:
@@ -130,7 +131,7 @@ def _troubles(core: AgentCore) -> list[str]:
     if core.mdns.trouble is not None:
         found.append(str(core.mdns.trouble))
     if not core.local.chosen:
-        reasons = "; ".join(f"{each.name}: {why}" for each, why in core.local.refused)
+        reasons = describe_refused(core.local.refused) or "there is none"
         found.append(f"no network interface to use ({reasons})")
     if core.mdns.sightings.num_foreign:
         number = core.mdns.sightings.num_foreign
