@@ -17,6 +17,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from functools import wraps
 from multiprocessing.connection import Connection
@@ -28,6 +29,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ringleader.backend.device import CudaDevice
+from ringleader.errors import ConfigError
 from ringleader.groups.group import handle_of
 from tests.torch import cuda_ddp
 
@@ -308,6 +310,39 @@ def groups_come_and_go(rank: int) -> None:
             raise AssertionError("pinned while the group lives, and not longer")
 
 
+def host_memory_may_be_refused(rank: int) -> None:
+    """Tensors of one GPU then never leave it, short ones neither; the rest is an
+    error."""
+    os.environ["RINGLEADER_HOST_STAGING"] = "0"
+    try:
+        group = dist.new_group(backend="ringleader")
+        if os.environ["RINGLEADER_TRANSPORT"] == "tcp":
+            with suppress(ConfigError):
+                dist.all_reduce(torch.ones(4).cuda(), group=group)
+                raise ArithmeticError("all_reduce passed through host memory")
+            return
+        for count in COUNTS:
+            for op in OPS:
+                tensor = values(count, rank).cuda()
+                dist.all_reduce(tensor, op, group=group)
+                check(f"all_reduce of {count}", tensor, reference(count, op))
+        model = nn.Linear(300, 900).double().cuda()
+        ddp = nn.parallel.DistributedDataParallel(model, process_group=group)
+        ddp(torch.ones(8, 300).double().cuda() * (rank + 1)).sum().backward()
+        assert model.weight.grad is not None
+        wanted = torch.full((900, 300), 8 * (RANKS + 1) / 2)
+        check("the gradient of DDP", model.weight.grad, wanted.double())
+        peer = (rank + 1) % RANKS
+        for what in (dist.send, dist.recv):
+            try:
+                what(torch.ones(4).cuda(), peer, group=group)
+            except ConfigError:
+                continue
+            raise ArithmeticError(f"{what.__name__} passed through host memory")
+    finally:
+        del os.environ["RINGLEADER_HOST_STAGING"]
+
+
 def memory_that_cannot_be_pinned_is_survived(_: int) -> None:
     """torch would raise the runtime's complaint in its next operation."""
     device = CudaDevice(torch.device("cuda", 0))
@@ -379,6 +414,7 @@ CHECKS: tuple[Callable[[int], None], ...] = (
     memory_of_groups_is_freed,
     groups_come_and_go,
     memory_that_cannot_be_pinned_is_survived,
+    host_memory_may_be_refused,
     a_lost_rank_is_named,
 )
 
