@@ -478,15 +478,24 @@ async def ask_here(path: Path, machine: JobMachine, request: JobRequest) -> JobR
         channel.close()
 
 
-def test_no_worker_starts_again_after_a_refusal(pair: Pair, project: Path) -> None:
-    """It fails, and three restarts are left; no other machine is told to fail."""
+@pytest.mark.parametrize(
+    ("options", "end"),
+    [
+        (["--max-restarts", "3"], "sys.exit(3)"),
+        pytest.param(["--survive"], "os.kill(os.getpid(), 9)", marks=pytest.mark.slow),
+    ],
+)
+def test_no_worker_starts_again_after_a_refusal(
+    pair: Pair, project: Path, options: list[str], end: str
+) -> None:
+    """It fails and has restarts left, or was killed and would be replaced."""
     (project / "train.py").write_text(
-        "import pathlib, sys, time\n"
+        "import os, pathlib, sys, time\n"
         "with open('starts', 'a') as file: file.write('x')\n"
         "while not pathlib.Path('go').exists(): time.sleep(0.05)\n"
-        "sys.exit(3)\n"
+        f"{end}\n"
     )
-    spec = spec_of(pair, project, 0, options=["--max-restarts", "3"])
+    spec = spec_of(pair, project, 0, options=options)
     start(pair, spec, by=1)
     starts, folder = project / "starts", JobFolder(_jobs_of(pair) / spec.id)
     wait_until(starts.exists)

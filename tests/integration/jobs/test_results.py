@@ -104,6 +104,12 @@ def test_what_a_job_wrote_is_named_and_comes_home(desk: Desk, tmp_path: Path) ->
     assert (desk.project / "list.txt").read_text() == "x", "nothing is replaced"
     assert "1 file of desk in" in desk.ask("fetch", job, "out")
     assert (desk.project / "out/model.bin").read_bytes() == bytes(2000)
+    there = ("--from", "desk", "--into", "there/deep")
+    desk.ask("fetch", job, "list.txt", *there)
+    assert (desk.project / "there/deep/list.txt").read_text() == "xmore"
+    assert "--from attic: no such machine" in desk.ask(
+        "fetch", job, "--from", "attic", status=2
+    )
     assert "rank 0 wrote no such file" in desk.ask("fetch", job, "no", status=1)
 
     (listed,) = json.loads(desk.ask("jobs", "--json"))

@@ -227,6 +227,14 @@ def test_one_command_trains_on_three_machines(cluster: Cluster) -> None:
     (job,) = cluster.jobs(2)
     assert job["state"] == "succeeded"
     assert job["machines"] == dict.fromkeys(("m0", "m1", "m2"), "succeeded")
+    assert [*job["written"]] == ["m0"], "the others have imported, no more"
+    assert {each["name"] for each in job["written"]["m0"]} == {
+        *("ergebnis/", "ergebnis.json"),
+    }
+    brought = cluster.machines.folder / "brought"
+    assert "files of m0" in cluster.ask(2, "fetch", "--into", str(brought))
+    model = cluster.project / "ergebnis" / "größe.pt"
+    assert (brought / "ergebnis" / "größe.pt").read_bytes() == model.read_bytes()
     of_rank_1 = cluster.ask(1, "logs", "--rank", "1")
     assert "rank 1/3" in of_rank_1
     assert "rank 0/3" not in of_rank_1
