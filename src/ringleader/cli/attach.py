@@ -21,8 +21,8 @@ def attach(
 ) -> None:
     """Show the output of a job until it ends; Ctrl-C stops the job.
 
-    Closing the terminal does not stop it. To look without stopping it,
-    use: ringleader logs --follow
+    Closing the terminal or killing this command does not stop it. To look
+    only, use: ringleader logs --follow
     """
     import asyncio
 

@@ -43,7 +43,8 @@ MAX_LABELS = 64
 9 kB, where a forger could put about 150."""
 
 POINTER_TTL_S = 4500
-START_S = 5.0
+START_S = 60.0
+"""It takes milliseconds, but not on a busy machine, which would not be found then."""
 
 
 class UnavailableReason(StrEnum):

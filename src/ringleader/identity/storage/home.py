@@ -25,8 +25,9 @@ LOCK = "lock"
 """The file whose lock is held during changes. It is never removed: otherwise two
 processes could hold the locks of two files of that name."""
 
-_LOCK_WAIT_S = 10.0
-"""Changes take milliseconds; a longer wait means that a process is stuck."""
+_LOCK_WAIT_S = 60.0
+"""Changes take milliseconds, on a busy machine seconds; a longer wait means that a
+process is stuck."""
 
 _POLL_S = 0.02
 
