@@ -54,6 +54,7 @@ def main() -> None:
     model = DistributedDataParallel(Net(), bucket_cap_mb=0.001)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     log = (folder / f"{rank}.jsonl").open("a", buffering=1)
+    (folder / f"{rank}.pid").write_text(str(os.getpid()))
     for step in range(steps):
         if step == 2 * steps // 3:
             wait_for(folder / GO_ON)

@@ -40,6 +40,9 @@ class Living(Protocol):
     contributors: Sequence[int]
     """The ranks that took part in the collective that was completed last."""
 
+    is_ending: bool
+    """The script has ended; set before its last collective."""
+
     def run(self, collective: Collective, early: Any = None) -> list[Tensor]:
         """Complete a collective among the living, and return its results.
 
@@ -60,8 +63,8 @@ class Living(Protocol):
         """The ranks that are not alive any more."""
         ...
 
-    def close(self) -> None:
-        """Leave the run."""
+    def close(self, *, is_failed: bool = False) -> None:
+        """Leave the run; the script has ended, or has failed."""
         ...
 
 

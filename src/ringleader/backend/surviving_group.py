@@ -278,14 +278,16 @@ class SurvivingGroup(RingleaderGroup):
             return
         self._has_ended = True
         atexit.unregister(self._end)
-        if not is_failed and getattr(sys, "last_value", None) is None:
+        self.survivors.is_ending = True
+        is_failed |= getattr(sys, "last_value", None) is not None
+        if not is_failed:
             # In a thread: others may be hung, and a barrier among them has no limit.
             last = threading.Thread(
                 target=self.survivors.run, args=(Barrier(),), daemon=True
             )
             last.start()
             last.join(END_S)
-        self.survivors.close()
+        self.survivors.close(is_failed=is_failed)
 
 
 def _needs_all(name: str) -> Callable[..., Any]:

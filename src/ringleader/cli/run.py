@@ -38,7 +38,8 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
         typer.Option(
             min=1,
             max=run_options.MOST,
-            help="Start with at least this many machines (default: 2).",
+            help="Start with at least this many machines (default: 2); with --survive "
+            "and --nodes, go on with as few.",
         ),
     ] = None,
     wait: Annotated[

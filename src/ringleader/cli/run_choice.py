@@ -43,6 +43,8 @@ def run_everywhere(ctx: typer.Context, program: Program, processes: int) -> int 
     started with ``ringleader up``.
     """
     mine, all_of_them = given(ctx, THIS_MACHINE), given(ctx, ALL_MACHINES)
+    if _is_least_left(ctx):
+        mine.remove("--min-nodes")
     if mine and all_of_them:
         text = f"{mine[0]} is for a command that is typed on every machine"
         raise ConfigError(f"{text}, {all_of_them[0]} for one that is typed on one")
@@ -80,6 +82,8 @@ def forwarded_options(ctx: typer.Context) -> list[str]:
         if _is_given(ctx, name):
             value = ctx.params[name]
             found += [flag(name)] if value is True else [flag(name), str(value)]
+    if _is_least_left(ctx):
+        found += ["--min-nodes", str(ctx.params["min_nodes"])]
     if _is_given(ctx, "trace"):  # into the folder of the job, and home from there
         found += ["--trace", Path(ctx.params["trace"]).name]
     if _is_given(ctx, "checkpoint"):
@@ -88,6 +92,12 @@ def forwarded_options(ctx: typer.Context) -> list[str]:
         folder = travelling_folder(folder, Path.cwd(), home)
         found += ["--checkpoint", folder]
     return found
+
+
+def _is_least_left(ctx: typer.Context) -> bool:
+    """Return whether --min-nodes says how many must be left of those that begin."""
+    named = _is_given(ctx, "nodes") and _is_given(ctx, "min_nodes")
+    return named and bool(ctx.params["survive"])
 
 
 def _is_given(ctx: typer.Context, name: str) -> bool:

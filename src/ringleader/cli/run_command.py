@@ -123,7 +123,9 @@ def plan_run(options: RunOptions, program: Program, processes: int) -> RunPlan:
 
     Raises ``ConfigError``.
     """
-    need, most = sizes(options.nodes, options.min_nodes, options.max_nodes)
+    need, most = sizes(
+        options.nodes, options.min_nodes, options.max_nodes, survive=options.survive
+    )
     check_survival(survive=options.survive, nproc_per_node=processes or 1)
     _export(options)
     sources = find_sources(program)

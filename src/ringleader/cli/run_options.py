@@ -91,11 +91,20 @@ Processes = Annotated[
 
 
 def sizes(
-    nodes: int | None, min_nodes: int | None, max_nodes: int | None
+    nodes: int | None,
+    min_nodes: int | None,
+    max_nodes: int | None,
+    *,
+    survive: bool = False,
 ) -> tuple[int, int]:
-    """Return the least and the largest number of machines."""
-    if nodes is not None and (min_nodes, max_nodes) != (None, None):
-        raise ConfigError("--nodes excludes --min-nodes and --max-nodes")
+    """Return the least and the largest number of machines that begin."""
+    if nodes is not None and max_nodes is not None:
+        raise ConfigError("--nodes excludes --max-nodes")
+    if nodes is not None and min_nodes is not None and not survive:
+        text = "--nodes excludes --min-nodes, but for --survive: it begins with"
+        raise ConfigError(f"{text} --nodes machines and goes on with --min-nodes")
+    if nodes is not None and min_nodes is not None and min_nodes > nodes:
+        raise ConfigError(f"--min-nodes {min_nodes} is more than --nodes {nodes}")
     if nodes is not None:
         return nodes, nodes
     least = 2 if min_nodes is None else min_nodes

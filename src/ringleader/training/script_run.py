@@ -22,7 +22,7 @@ MEMBER_BYTES: Final = 256
 
 def join_run(group: Group) -> Survivors:
     """Become a member of the run, and wait until all ranks of ``group`` are."""
-    config = run_config()
+    config = run_config(can_return=False)
     if config is None:
         raise ConfigError("this process was not started by ringleader run --survive")
     about = MemberData(layout={"script": "torch"})

@@ -33,6 +33,7 @@ from ringleader.membership.member import Member
 from ringleader.membership.steps.attempt import Attempt
 from ringleader.membership.steps.plan import Gather
 from ringleader.training.collective_attempt import CollectiveAttempt
+from ringleader.training.control.run_environment import tell_end
 from ringleader.training.installed_view import FORM_S, InstalledView, ViewChanged
 from ringleader.training.kill_points import reach
 from ringleader.training.next_view import view_after
@@ -57,6 +58,8 @@ class Survivors:
         self._entered: InstalledView | None = None
         self._group: Group | None = None
         self._version = 0
+        self.is_ending = False
+        """The script has ended: those that go now have ended, too."""
         self._failures = 0
         self._early: CollectiveAttempt | None = None
         self._tried: CollectiveAttempt | None = None
@@ -252,10 +255,11 @@ class Survivors:
 
     def _announce(self, installed: InstalledView) -> None:
         gone = sorted(set(self.live) - set(self._ranks_of(installed)))
-        if gone:
+        if gone and not self.is_ending:
             ranks = ", ".join(map(str, gone))
+            were = "ranks %s were" if len(gone) > 1 else "rank %s was"
             count, size = len(installed.view.members), len(self._members)
-            text = "ringleader: rank %s was lost; going on with %d of %d ranks"
+            text = f"ringleader: {were} lost; going on with %d of %d ranks"
             _log.warning(text, ranks, count, size)
 
     def _ranks_of(self, installed: InstalledView) -> list[int]:
@@ -272,8 +276,10 @@ class Survivors:
         if isinstance(error, PeerError) and isinstance(error.peer, int):
             self._session.suspect(where, error.peer, str(error))
 
-    def close(self) -> None:
+    def close(self, *, is_failed: bool = False) -> None:
         """Leave the run."""
+        if not is_failed:
+            tell_end(self._session.step.lineage)
         self._session.close()
         if self._entered is not None:
             self._entered.close()

@@ -88,7 +88,7 @@ def test_nobody_restarts_and_newcomers_join(machines: Machines) -> None:
     third.wait_for("sees m0 m1 m1- of 1 True")
     first.wait_for("sees m1 m1- m2 of")
     machines.net.hosts[2].kill_all()
-    first.wait_for("m2 is lost; training goes on without it")
+    first.wait_for("m2 is silent; training goes on, without it, unless")
 
     failing = machines.run(2, *flags, "fail")
     assert failing.end() == 1
@@ -136,7 +136,7 @@ def test_a_machine_that_returns_when_all_is_done_trains_nothing(
     for each in (first, second):
         each.wait_for("made step 1")
     machines.net.hosts[1].kill_all()
-    first.wait_for("m1 is lost; training goes on without it")
+    first.wait_for("m1 is silent; training goes on, without it, unless")
     again = machines.run(1, *flags, "again")
     again.wait_for("joining the run, which has begun")
     (machines.folder / "go on").touch()

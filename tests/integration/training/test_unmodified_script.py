@@ -156,6 +156,34 @@ def test_a_script_survives_kill_9_of_a_rank_at_a_random_moment(
     finish(ranks, tmp_path, killed)
 
 
+ENDING = """
+import os, sys, time
+from pathlib import Path
+import torch.distributed as dist
+from ringleader.backend import surviving_group
+
+surviving_group.END_S = 0.0  # those that have ended wait for nobody
+dist.init_process_group("ringleader")
+dist.barrier()
+rank, folder = dist.get_rank(), Path(sys.argv[1])
+while rank == 0 and len(list(folder.glob("* has ended"))) < 2:
+    time.sleep(0.01)
+dist.destroy_process_group()
+(folder / f"{rank} has ended").touch()
+"""
+
+
+def test_those_that_have_ended_are_not_lost(
+    warm_python: WarmPython, tmp_path: Path
+) -> None:
+    script = tmp_path / "ending.py"
+    script.write_text(ENDING)
+    ranks = start(warm_python, tmp_path, str(script))
+    for said, rank in [(each.communicate(WITHIN_S)[0], each) for each in ranks]:
+        assert rank.returncode == 0, said
+        assert "lost" not in said
+
+
 def test_gathers_have_the_part_of_the_next_rank_in_place_of_a_lost_one(
     warm_python: WarmPython, tmp_path: Path
 ) -> None:
@@ -186,6 +214,38 @@ def test_gathers_have_the_part_of_the_next_rank_in_place_of_a_lost_one(
         for call, reason in reasons.items():
             assert "PeerLost: rank 1: was lost" in found["refused"][call]
             assert reason in found["refused"][call]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_make_lan()[0], reason=can_make_lan()[1])
+def test_a_killed_worker_is_not_replaced_and_the_others_finish_for_all(
+    warm_python: WarmPython, tmp_path: Path
+) -> None:
+    flags = ("--survive", "--nodes", str(SIZE), "--min-nodes", "1")
+    with lan(hosts=SIZE, rate="1gbit") as net:
+        machines = Machines(net, tmp_path, warm_python)
+        try:
+            commands = [
+                machines.run(i, *flags, SCRIPT, str(tmp_path), str(STEPS))
+                for i in range(SIZE)
+            ]
+            wait_for_step(tmp_path, STEPS // 3)
+            for killed in (1, 2):
+                pid = int((tmp_path / f"{killed}.pid").read_text())
+                os.kill(pid, signal.SIGKILL)
+            (tmp_path / surviving_script.GO_ON).touch()
+            for command in commands:
+                assert command.end(WITHIN_S) == 0, "".join(command.lines)
+        finally:
+            machines.close()
+    said = ["".join(command.lines) for command in commands]
+    assert sum("has finished, process" in each for each in said) == 1
+    lost = [each for each in said if "has finished, process" not in each]
+    for each in lost:
+        assert "without ringleader.elastic a worker cannot join again" in each
+        assert "finished without this machine, by m" in each
+        assert "starting it again" not in each
+    assert [line for line in lines(tmp_path, 0) if "gathered" in line]
 
 
 @pytest.mark.slow

@@ -108,7 +108,11 @@ def test_no_change_of_the_membership_ends_an_established_round() -> None:
     names = {A: "attic", B: "barn", C: "cellar"}
     status = round_status("job", job, here, A, names)
     assert status == RoundStatus(
-        False, unfinished=[2], gone=[1], names=["attic", "barn", "cellar"]
+        False,
+        unfinished=[2],
+        gone=[1],
+        names=["attic", "barn", "cellar"],
+        unreachable=[1],
     )
     job.request = ENTERED  # not all have entered: then the round must form again
     assert round_status("job", job, here, A, names).is_stale

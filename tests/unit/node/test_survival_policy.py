@@ -55,6 +55,11 @@ class Policy(SurvivalPolicy):
     def report(self, failure: JobFailure, *, is_final: bool) -> None:
         self.reported.append(msgspec.structs.replace(failure, is_final=is_final))
 
+    def leave_round(self) -> None:
+        self.status = msgspec.structs.replace(
+            self.status, unfinished=[], finished=self.status.unfinished
+        )
+
 
 def status(**fields: object) -> RoundStatus:
     return RoundStatus(False, names=NAMES, **fields)  # type: ignore[arg-type]
@@ -120,7 +125,40 @@ def test_lost_machines_are_named_and_do_not_fail_the_run() -> None:
     policy.status = status(unfinished=[1, 2])
     policy.check()
     assert policy.said == [
-        "cellar is lost; training goes on without it",
+        "cellar has left the job; training goes on without it",
         "cellar is back",
     ]
     policy.judge_end(status(gone=[1, 2]))
+
+
+def test_an_agent_that_is_silent_is_no_lost_worker_and_its_return_is_told() -> None:
+    policy = Policy(status(unfinished=[1], gone=[2], unreachable=[2]))
+    policy.check()
+    policy.check()
+    policy.status = status(unfinished=[1], gone=[2])
+    policy.check()
+    assert policy.said == [
+        "cellar is silent; training goes on, without it, unless its worker still runs",
+        "cellar is back, but its agent has forgotten this job",
+    ]
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [KILLED, msgspec.structs.replace(FAILURE, signature="Expelled@1")],
+)
+def test_a_worker_that_cannot_return_is_not_started_again(failure: JobFailure) -> None:
+    policy = Policy(status(unfinished=[1, 2], can_return=False))
+    policy.restarts_left(failure, 3)
+    assert policy.is_over, "the others have finished it"
+    assert "finished without this machine, by barn, cellar" in policy.said[-1]
+    assert policy.reported[0].is_final
+    alone = Policy(status(gone=[1, 2], can_return=False))
+    with pytest.raises(JobFailed, match="no machine has finished the run"):
+        alone.restarts_left(failure, 3)
+
+
+def test_a_machine_that_has_lost_its_worker_does_not_count_as_failed() -> None:
+    lost = msgspec.structs.replace(KILLED, is_final=True)
+    fewer = status(unfinished=[1], gone=[2], failures={2: lost})
+    Policy(fewer, min_nodes=3).check()

@@ -49,6 +49,12 @@ class Job:
     failed: set[NodeId] = field(default_factory=set)
     failures: dict[NodeId, JobFailure] = field(default_factory=dict)
     """What failed on the nodes of the current round."""
+    can_return: bool = True
+    """Whether a new life of the worker here could join the run that goes on."""
+    lineage: str = ""
+    """The history of the run that the worker here has finished."""
+    lineages: dict[NodeId, str] = field(default_factory=dict)
+    """Those of all nodes that have finished."""
 
     @property
     def participants(self) -> tuple[NodeId, ...]:
@@ -74,10 +80,15 @@ class Job:
         current = self.round or self.last_round
         for node in self.participants:
             state = view_state.states.get(node)
-            for end in state.ended_jobs if state else ():
+            if state is None:
+                continue
+            self.failed.discard(node)  # it may have begun again
+            for end in state.ended_jobs:
                 if current is not None and end.round == current.id:
                     (self.done if end.ok else self.failed).add(node)
-            for failure in state.failures if state else ():
+                    if end.history:
+                        self.lineages[node] = end.history
+            for failure in state.failures:
                 if self.round is not None and failure.round == self.round.id:
                     self.failures[node] = failure
 

@@ -31,6 +31,11 @@ class JobReports:
             self.ended_jobs = [*self.ended_jobs[-MAX_ENDED + 1 :], end]
             self.publish()
 
+    def forget_failed_ends(self, job: str) -> None:
+        """Drop the reports that our workers have failed in ``job``: it begins again."""
+        kept = [end for end in self.ended_jobs if end.ok or end.job != job]
+        self.ended_jobs = kept
+
     def add_failure(self, failure: JobFailure) -> None:
         """Report why a worker has failed."""
         self.failures = [*self.failures[-MAX_FAILURES + 1 :], failure]

@@ -100,6 +100,7 @@ class Jobs:
             if before.tunnel is not None and before.tunnel.trouble:
                 on_progress(f"rank 0 was not reached: {before.tunnel.trouble}")
         self._jobs[request.job] = job
+        self.reports.forget_failed_ends(request.job)
         self.publish()
         deadline = Deadline.after(request.timeout_s)
         reporting = asyncio.create_task(
@@ -183,20 +184,26 @@ class Jobs:
         """
         job = self.drop(name)
         current = (job.round or job.last_round) if job else None
-        if current is None or ok is None:
+        if job is None or current is None or ok is None:
             return
-        end = JobEnded(name, current.id, ok)
+        end = JobEnded(name, current.id, ok, job.lineage)
         self.reports.add_end(end)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ANNOUNCE_END_S):
                 while not self._is_announced(end):
                     await self.view_changed.wait()
 
-    def finish(self, name: str) -> None:
-        """Tell the other nodes that our workers have succeeded; stay in the round."""
+    def finish(self, name: str, *, ok: bool = True) -> None:
+        """Tell the other nodes that our workers have ended; stay in the round."""
         job = self._jobs.get(name)
         if job is not None and job.round is not None:
-            self.reports.add_end(JobEnded(name, job.round.id, ok=True))
+            self.reports.add_end(JobEnded(name, job.round.id, ok, job.lineage))
+
+    def end_run(self, name: str, history: str) -> None:
+        """Note which history of a run our worker has finished."""
+        job = self._jobs.get(name)
+        if job is not None:
+            job.lineage = history
 
     def _is_announced(self, end: JobEnded) -> bool:
         if self.view_state is None:

@@ -15,6 +15,7 @@ from ringleader.node.agent.services import Services
 from ringleader.node.protocol import framing
 from ringleader.node.protocol.local_requests import (
     CheckRound,
+    EndRun,
     EnterJob,
     FinishRound,
     FollowRun,
@@ -97,7 +98,7 @@ class RequestHandler:
         request = decode_request(body)
         if client.is_parent and isinstance(request, UseService):
             raise ConfigError("a service needs a connection of its own")
-        is_open = isinstance(request, GetSnapshot | FollowRun | UseService)
+        is_open = isinstance(request, GetSnapshot | FollowRun | EndRun | UseService)
         if not is_open and not client.is_parent and not self.is_resident:
             raise ConfigError("only the process that started the agent may ask that")
         return request
@@ -138,7 +139,8 @@ class RequestHandler:
                 return RequestDone()
 
     def _note(
-        self, request: StoreOpened | RoundComplete | ReportFailure | FinishRound
+        self,
+        request: StoreOpened | RoundComplete | ReportFailure | FinishRound | EndRun,
     ) -> None:
         match request:
             case StoreOpened(round=round_id, port=port):
@@ -147,5 +149,7 @@ class RequestHandler:
                 self._jobs.note_complete(round_id)
             case ReportFailure(failure=failure):
                 self._jobs.reports.add_failure(failure)
-            case FinishRound(job=job):
-                self._jobs.finish(job)
+            case FinishRound(job=job, ok=ok):
+                self._jobs.finish(job, ok=ok)
+            case EndRun(job=job, history=history):
+                self._jobs.end_run(job, history)

@@ -31,18 +31,27 @@ def round_status(
     requests = view.requests_for(name)
     here = {n for n, request in requests.items() if request.round == current.id}
     pending = [rank for rank in others if nodes[rank] not in job.done]
+    at_work = [r for r in pending if nodes[r] in here and nodes[r] not in job.failed]
+    gone = [rank for rank in pending if rank not in at_work]
     is_stale = not job.is_established and rank_assignment.is_stale(
         name, current, view, job.done
     )
     return RoundStatus(
         is_stale,
         _reason(job, current, view.states.keys() & requests.keys()) if is_stale else "",
-        unfinished=[rank for rank in pending if nodes[rank] in here],
-        gone=[rank for rank in pending if nodes[rank] not in here],
+        unfinished=at_work,
+        gone=gone,
         finished=[rank for rank in others if nodes[rank] in job.done],
         names=[names.get(node, node) for node in nodes],
         failures={
             r: job.failures[nodes[r]] for r in others if nodes[r] in job.failures
+        },
+        unreachable=[r for r in gone if nodes[r] not in view.states],
+        can_return=job.can_return,
+        histories={
+            r: job.lineages[node]
+            for r, node in enumerate(nodes)
+            if node in job.lineages
         },
     )
 

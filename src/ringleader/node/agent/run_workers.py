@@ -42,6 +42,7 @@ class RunWorkers:
         worker = RunWorker(
             request.job, request.started_ms, request.incarnation, request.port
         )
+        job.can_return = request.can_return
         is_first = self._jobs.reports.is_first_worker(request.job)
         self._jobs.reports.add_worker(worker)
         self._watch(worker, request.pid)

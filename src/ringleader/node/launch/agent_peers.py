@@ -29,9 +29,11 @@ log = logging.getLogger(__name__)
 class AgentPeers:
     """Finds the other workers of ``job`` through the agent at the socket ``path``."""
 
-    def __init__(self, job: str, path: str) -> None:
+    def __init__(self, job: str, path: str, *, can_return: bool = True) -> None:
         self.job = job
         self._path = path
+        self._can_return = can_return
+        """Whether a new life of this worker could join the run."""
 
     async def follow(self, me: Member, port: int) -> AsyncIterator[RunPeers]:
         """Publish that ``me`` listens on ``port``; yield the others at every change.
@@ -47,6 +49,7 @@ class AgentPeers:
             incarnation=me.incarnation,
             port=port,
             pid=os.getpid(),
+            can_return=self._can_return,
         )
         try:
             writer.write(framing.pack(request))

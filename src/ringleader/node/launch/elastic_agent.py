@@ -113,7 +113,8 @@ class ElasticAgent(LocalElasticAgent):
             left = handler.policy.restarts_left(failure, self._remaining_restarts)
             self._remaining_restarts = left
             if handler.policy.is_over:
-                return RunResult(WorkerState.SUCCEEDED)
+                ended = {w.global_rank: None for w in worker_group.workers}
+                return RunResult(WorkerState.SUCCEEDED, return_values=ended)
         return result
 
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:

@@ -1,8 +1,9 @@
 """``SurvivalPolicy``: what a failure means with ``ringleader run --survive``.
 
 Nothing that happens to another machine restarts the workers here. A worker that was
-killed starts again as a newcomer; one that failed by its own error counts against
-``--max-restarts`` and then ends the job on its machine only.
+killed starts again as a newcomer, if its program can join a run that goes on; else its
+machine waits until the others have finished. One that failed by its own error counts
+against ``--max-restarts`` and then ends the job on its machine only.
 """
 
 from __future__ import annotations
@@ -10,17 +11,21 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
+from ringleader.deadline import Deadline
 from ringleader.errors import RingleaderError
 from ringleader.node.launch.failure_policy import (
+    POLL_S,
     FailurePolicy,
     JobFailed,
     exit_status,
 )
 from ringleader.node.launch.failure_report import is_hopeless
+from ringleader.node.launch.rendezvous import ASK_S
 from ringleader.node.protocol.agent_client import AgentClient
 from ringleader.node.protocol.job_failure import JobFailure
-from ringleader.node.protocol.local_requests import RoundStatus
+from ringleader.node.protocol.local_requests import FinishRound, RoundStatus
 
 STABLE_S = 20.0
 """A worker that lived this long does not flap."""
@@ -33,9 +38,20 @@ _KILLED = frozenset(
 """Signals that come from outside the program."""
 
 
+_UNLESS = "without it, unless its worker still runs"
+_CANNOT_RETURN = (
+    "without ringleader.elastic a worker cannot join again; waiting for the others"
+)
+
+
 def is_killed(failure: JobFailure) -> bool:
     """Return whether the worker was ended from outside, not by the program."""
     return -failure.exit_status in _KILLED
+
+
+def is_loss(failure: JobFailure) -> bool:
+    """Return whether the others have lost the worker: not for an error of its own."""
+    return is_killed(failure) or failure.signature.startswith("Expelled@")
 
 
 def next_pause_s(pause_s: float, lived_s: float) -> float:
@@ -64,7 +80,10 @@ class SurvivalPolicy(FailurePolicy):
         """The job ends if a machine fails and fewer are left."""
         self._pause_s = 0.0
         self._lives = 0
-        self._gone: set[int] = set()
+        self._gone: dict[int, bool] = {}
+        """The ranks that are gone, and whether nothing is heard of their machines."""
+        self._can_return = True
+        """Whether a new life of the worker here could join the run."""
 
     def check(self) -> RoundStatus:
         """Ask the agent about the run; tell the user who failed, was lost, came back.
@@ -72,13 +91,15 @@ class SurvivalPolicy(FailurePolicy):
         Raises ``JobFailed`` if a machine has failed and too few are left.
         """
         status = self.ask()
+        self._can_return = status.can_return
         for rank, failure in status.failures.items():
             if self.is_news(rank, failure):
                 how = "; the others go on" if failure.is_final else "; it starts again"
                 self.say(f"{self.describe({rank: failure})}\nringleader: {how[2:]}")
         self._tell_gone(status)
         left = 1 + len(status.unfinished) + len(status.finished)
-        final = {r: f for r, f in status.failures.items() if f.is_final}
+        failures = status.failures.items()
+        final = {r: f for r, f in failures if f.is_final and not is_loss(f)}
         if final and left < self._min_nodes:
             text = f"{left} left, fewer than --min-nodes {self._min_nodes}"
             self.failed = JobFailed(f"{self.describe(final)}\n{text}")
@@ -86,12 +107,24 @@ class SurvivalPolicy(FailurePolicy):
         return status
 
     def _tell_gone(self, status: RoundStatus) -> None:
-        gone = {rank for rank in status.gone if rank not in status.failures}
-        for rank in sorted(gone - self._gone):
-            self.say(f"{self.names([rank])} is lost; training goes on without it")
-        for rank in sorted(self._gone & {*status.unfinished}):
+        """Say who is gone and who is back, as far as it is known.
+
+        An agent that is silent may have ended alone: its worker may train on.
+        """
+        for rank in status.gone:
+            is_silent = rank in status.unreachable
+            if self._gone.get(rank) == is_silent or rank in status.failures:
+                continue
+            name = self.names([rank])
+            if is_silent:
+                self.say(f"{name} is silent; training goes on, {_UNLESS}")
+            elif rank in self._gone:
+                self.say(f"{name} is back, but its agent has forgotten this job")
+            else:
+                self.say(f"{name} has left the job; training goes on without it")
+        for rank in sorted(self._gone.keys() & {*status.unfinished}):
             self.say(f"{self.names([rank])} is back")
-        self._gone = gone
+        self._gone = {rank: rank in status.unreachable for rank in status.gone}
 
     def restarts_left(self, failure: JobFailure, left: int) -> int:
         """Return how many restarts torch may count down from, after a failure here.
@@ -99,10 +132,15 @@ class SurvivalPolicy(FailurePolicy):
         Raises ``JobFailed`` if the worker of this machine is not started again.
         """
         self.keeps_round = True
+        with suppress(RingleaderError):  # without the agent nobody is asked
+            self.check()
+        if is_loss(failure) and not self._can_return:
+            self._watch_others(failure)
+            return left + 1  # torch counts the restart that follows
         if is_killed(failure):
             self._wait_before_restart(failure)
-            return left + 1  # torch counts the restart that follows
-        is_final = not left or is_hopeless(failure)
+            return left + 1
+        is_final = not left or is_hopeless(failure) or not self._can_return
         text = self.tell_others(failure, is_final=is_final)
         if is_final:
             end = "this machine leaves the run; the others go on"
@@ -114,12 +152,7 @@ class SurvivalPolicy(FailurePolicy):
     def _wait_before_restart(self, failure: JobFailure) -> None:
         """Wait longer each time if the worker dies again and again."""
         name = signal.Signals(-failure.exit_status).name
-        try:
-            status = self.check()
-        except RingleaderError as exc:
-            text = "the agent of this machine has ended, so its worker cannot find the"
-            text = f"{text} others: start the command again here ({exc})"
-            raise JobFailed(text) from exc
+        status = self._ask_after_loss()
         self.is_over = bool(status.finished) and not status.unfinished
         if self.is_over:
             self.say(f"the worker here was ended by {name}; the others have finished")
@@ -131,6 +164,41 @@ class SurvivalPolicy(FailurePolicy):
         text = f"the worker here was ended by {name} after {lived_s:.0f} s"
         self.say(f"{text}; starting it again {when}, as a newcomer")
         time.sleep(self._pause_s)
+
+    def _ask_after_loss(self) -> RoundStatus:
+        try:
+            return self.check()
+        except RingleaderError as exc:
+            text = "the agent of this machine has ended, so its worker cannot find the"
+            text = f"{text} others: start the command again here ({exc})"
+            raise JobFailed(text) from exc
+
+    def _watch_others(self, failure: JobFailure) -> None:
+        """Wait until the others have finished what a worker here cannot take up again.
+
+        Raises ``JobFailed`` if none of them finishes it.
+        """
+        self._ask_after_loss()
+        text = self.tell_others(failure, is_final=True)
+        self.leave_round()
+        self.say(f"{text}\nringleader: {_CANNOT_RETURN}")
+        while (status := self._ask_after_loss()).unfinished:
+            time.sleep(POLL_S)
+        if not status.finished:
+            text = f"{text}\nno machine has finished the run"
+            raise JobFailed(text, exit_status(failure.exit_status), is_here=True)
+        self.say(f"finished without this machine, by {self.names(status.finished)}")
+        self.is_over = True
+
+    def leave_round(self) -> None:
+        """Tell the others not to wait for this machine."""
+        request = FinishRound(self._job, ok=False)
+        self._agent.ask(request, Deadline.after(ASK_S))
+
+    def wait_for_others(self) -> None:
+        """As without ``--survive``, unless the others have finished without us."""
+        if not self.is_over:
+            super().wait_for_others()
 
     def judge_end(self, status: RoundStatus) -> None:
         """Accept that machines were lost or failed: the run is finished."""

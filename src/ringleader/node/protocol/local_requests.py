@@ -18,6 +18,7 @@ from ringleader.errors import (
     RingleaderError,
 )
 from ringleader.ids import Incarnation
+from ringleader.membership.steps.attempt import LineageName
 from ringleader.node.protocol.job_failure import JobFailure
 from ringleader.node.protocol.node_state import (
     Count,
@@ -89,13 +90,27 @@ class FollowRun(_Tagged, frozen=True, kw_only=True):
     incarnation: Incarnation
     port: Port
     pid: int
+    can_return: bool = True
+    """Whether a new life of the worker could join the run that goes on."""
+
+
+class EndRun(_Tagged, frozen=True):
+    """The worker of ``job`` has finished; ``history`` names the state that it has.
+
+    Reply: ``RequestDone``. Any process of this user may send it.
+    """
+
+    job: JobName
+    history: LineageName
 
 
 class FinishRound(_Tagged, frozen=True):
-    """The workers of this machine have succeeded; it stays in the round of ``job``
-    until all have. Reply: ``RequestDone``."""
+    """The workers of this machine have ended; it stays in the round of ``job`` until
+    all have. Reply: ``RequestDone``."""
 
     job: str
+    ok: bool = True
+    """Whether they have succeeded."""
 
 
 class LeaveJob(_Tagged, frozen=True):
@@ -208,6 +223,13 @@ class RoundStatus(_Tagged, frozen=True):
     """Names of the machines by rank. Those that joined later have the last ranks."""
     failures: dict[int, JobFailure] = {}
     """What failed on the other nodes, by their ranks."""
+    unreachable: list[int] = []
+    """Those that are gone because nothing is heard of their machines."""
+    can_return: bool = True
+    """Whether a new life of the worker here could join the run that goes on."""
+    histories: dict[int, str] = {}
+    """Names of the histories of a run with which nodes have finished it, this one's,
+    too. Different ones have trained apart, each a state of its own."""
 
 
 class RequestDone(_Tagged, frozen=True):
@@ -220,6 +242,7 @@ Request = (
     | RoundComplete
     | CheckRound
     | FollowRun
+    | EndRun
     | ReportFailure
     | FinishRound
     | LeaveJob

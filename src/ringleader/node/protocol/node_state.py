@@ -16,6 +16,7 @@ import msgspec
 from ringleader.errors import ProtocolError
 from ringleader.ids import Incarnation, NodeId
 from ringleader.membership.member import Member
+from ringleader.membership.steps.attempt import LineageName
 from ringleader.node.protocol.job_failure import JobFailure
 from ringleader.topology.link_profile import LinkProfile
 from ringleader.topology.node_profile import NodeProfile, Text
@@ -140,6 +141,8 @@ class JobEnded(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     job: JobName
     round: Name
     ok: bool
+    history: LineageName = ""
+    """Of a run that survives: which of its histories the workers have finished."""
 
 
 class SplitSeen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
