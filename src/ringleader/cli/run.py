@@ -73,6 +73,14 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
             "restarting the workers.",
         ),
     ] = False,
+    partition: Annotated[
+        str,
+        typer.Option(
+            metavar="continue|majority",
+            help="With --survive: which side of a divided network goes on. continue: "
+            "all, each with a model of its own; majority: the larger one.",
+        ),
+    ] = "continue",
     job: Annotated[
         str,
         typer.Option(
@@ -223,6 +231,7 @@ def run(  # noqa: PLR0913 - one parameter per option of the command
             nproc_per_node=nproc_per_node,
             max_restarts=max_restarts,
             survive=survive,
+            partition=partition,
             job=job,
             peers=peers,
             coordinator=coordinator,

@@ -29,8 +29,8 @@ ALL_MACHINES = (
 )
 """Options for a command that is typed on one machine."""
 FORWARDED = (
-    *("max_restarts", "survive", "tensor_port", "transport", "timeout", "any_script"),
-    *("plaintext", "compress", "dry_run", "backend"),
+    *("max_restarts", "survive", "partition", "tensor_port", "transport", "timeout"),
+    *("any_script", "plaintext", "compress", "dry_run", "backend"),
 )
 """Options that the launcher of each machine gets as they were given."""
 _FLAGS = {"without": "--not"}

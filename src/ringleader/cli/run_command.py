@@ -34,7 +34,11 @@ from ringleader.node.launch.named_backend import names_gloo
 from ringleader.node.launch.new_interpreter import needs_new_interpreter
 from ringleader.node.launch.process_exit import leave
 from ringleader.node.launch.program import Program, find_program
-from ringleader.node.launch.survival_notice import check_survival, survival_notice
+from ringleader.node.launch.survival_notice import (
+    check_partition,
+    check_survival,
+    survival_notice,
+)
 from ringleader.node.launch.warm_run import become_warm_run
 from ringleader.node.peering.membership_profiles import MembershipProfile
 from ringleader.node.protocol.agent_config import AgentConfig
@@ -57,6 +61,7 @@ class RunOptions:
     nproc_per_node: str
     max_restarts: int
     survive: bool
+    partition: str
     job: str
     peers: str
     coordinator: str
@@ -131,6 +136,7 @@ def plan_run(options: RunOptions, program: Program, processes: int) -> RunPlan:
     sources = find_sources(program)
     if options.dry_run:
         check_dry_run(program, sources)
+    check_partition(options.partition, sources, survive=options.survive)
     _export_backend(options.backend, program, sources)
     return RunPlan(
         program=program,
@@ -148,7 +154,9 @@ def plan_run(options: RunOptions, program: Program, processes: int) -> RunPlan:
             wait_s=options.wait,
             timeout_s=options.timeout,
             fingerprint=job_fingerprint(
-                None if options.any_script else sources, survives=options.survive
+                None if options.any_script else sources,
+                survives=options.survive,
+                partition=options.partition,
             ),
             rank0=options.rank0,
         ),

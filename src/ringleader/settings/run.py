@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from ringleader.settings import is_on
 from ringleader.settings.numbers import number
+
+Partition = Literal["continue", "majority"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +33,8 @@ class RunSettings:
     silence_s: float = 0.0
     """How long the members wait for a silent one, by ``--profile``; less than the
     usual time of a run changes nothing."""
+    partition: Partition = "continue"
+    """Which part of a divided cluster goes on with a script of torch."""
 
     def environment(self) -> dict[str, str]:
         """Return the variables that ``run_settings`` reads."""
@@ -39,6 +44,7 @@ class RunSettings:
             "RINGLEADER_AGENT": self.agent,
             "RINGLEADER_JOINER": str(int(self.is_joiner)),
             "RINGLEADER_RUN_SILENCE_MS": str(round(self.silence_s * 1000)),
+            "RINGLEADER_RUN_PARTITION": self.partition,
         }
         if not self.agent:
             found["RINGLEADER_RUN_PEERS"] = self.peers
@@ -47,6 +53,11 @@ class RunSettings:
         if self.credentials:
             found["RINGLEADER_CREDENTIALS"] = self.credentials
         return found
+
+
+def _partition(env: Mapping[str, str]) -> Partition:
+    is_majority = env.get("RINGLEADER_RUN_PARTITION") == "majority"
+    return "majority" if is_majority else "continue"
 
 
 def _number(env: Mapping[str, str], name: str, default: int) -> int:
@@ -67,4 +78,5 @@ def run_settings(env: Mapping[str, str] | None = None) -> RunSettings | None:
         port=_number(env, "RINGLEADER_RUN_PORT", 0),
         size=_number(env, "RINGLEADER_RUN_SIZE", 1),
         silence_s=_number(env, "RINGLEADER_RUN_SILENCE_MS", 0) / 1000,
+        partition=_partition(env),
     )

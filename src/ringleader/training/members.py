@@ -18,6 +18,7 @@ from ringleader.groups.caller_observer import phase
 from ringleader.groups.group import Group, handle_of
 from ringleader.training.bucket_reducer import Sidebands
 from ringleader.training.contribution import Contribution
+from ringleader.training.control.run_environment import tell_end
 from ringleader.training.data.loader import Loader
 from ringleader.training.data.progress import table_after_loss, table_of
 from ringleader.training.data_order import DataOrder
@@ -328,6 +329,7 @@ class Members(Team):
         """Wait until all members have the last result, then leave."""
         try:
             if self.is_over:
+                tell_end(self._session.step.lineage)
                 self._wait_until_stable(Deadline.after(END_S))
         finally:
             self._following.close()

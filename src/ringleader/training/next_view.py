@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ringleader.deadline import Deadline
-from ringleader.errors import DeadlineExceeded, StateLost, TooFewMembers
+from ringleader.errors import DeadlineExceeded, Expelled, StateLost, TooFewMembers
 from ringleader.training.installed_view import InstalledView
 from ringleader.training.options import Options
 from ringleader.training.run_news import tell
@@ -67,7 +67,7 @@ def next_view(
             else:
                 lost = Deadline.after(LOST_S)
                 _log.warning("waiting: %s", found.plan.pause_reason)
-                _leave_pause(session, found)
+                leave_pause(session, found)
             limit = Deadline.after(options.min_members_wait_s)
         elif num_members >= options.min_members:
             return found
@@ -133,13 +133,22 @@ def view_after(session: ViewSession, before: InstalledView | None) -> InstalledV
             session.refresh()
 
 
-def _leave_pause(session: ViewSession, paused: InstalledView) -> None:
-    """Wait for the view after a paused one; an old status needs a new one."""
+def leave_pause(session: ViewSession, paused: InstalledView) -> None:
+    """Wait for the view after a paused one; an old status needs a new one.
+
+    Raises Expelled if the others finish the run meanwhile: none would come.
+    """
     is_late = any(s.answers != paused.view.id for s in paused.statuses.values())
     if is_late and not _comes_within(session, paused, Deadline.after(REFRESH_S)):
         session.refresh()
-    while not _comes_within(session, paused, Deadline.after(NO_VIEW_S)):
-        _log.warning("still waiting: %s", paused.plan.pause_reason)
+    told = Deadline.after(NO_VIEW_S)
+    while not _comes_within(session, paused, Deadline.after(POLL_S)):
+        peers = session.peers
+        if peers is not None and peers.is_over:
+            raise Expelled("the others have finished the run while this process waited")
+        if told.is_over():
+            _log.warning("still waiting: %s", paused.plan.pause_reason)
+            told = Deadline.after(NO_VIEW_S)
 
 
 def _find_state(

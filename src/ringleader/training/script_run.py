@@ -26,7 +26,7 @@ def join_run(group: Group) -> Survivors:
     if config is None:
         raise ConfigError("this process was not started by ringleader run --survive")
     about = MemberData(layout={"script": "torch"})
-    session, _ = connect(config, about, "continue")
+    session, _ = connect(config, about, config.partition)
     members = _exchange(group, session.step.me)
     session.wait_view(
         lambda installed: set(members) <= set(installed.view.members),

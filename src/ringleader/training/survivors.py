@@ -36,7 +36,7 @@ from ringleader.training.collective_attempt import CollectiveAttempt
 from ringleader.training.control.run_environment import tell_end
 from ringleader.training.installed_view import FORM_S, InstalledView, ViewChanged
 from ringleader.training.kill_points import reach
-from ringleader.training.next_view import view_after
+from ringleader.training.next_view import leave_pause, view_after
 from ringleader.training.result_memory import ResultMemory
 from ringleader.training.view_session import ViewSession
 
@@ -58,6 +58,7 @@ class Survivors:
         self._entered: InstalledView | None = None
         self._group: Group | None = None
         self._version = 0
+        self._history = ""
         self.is_ending = False
         """The script has ended: those that go now have ended, too."""
         self._failures = 0
@@ -156,6 +157,7 @@ class Survivors:
                 return False
         self._memory.keep(outs)
         self._version += 1
+        self._note_history()
         assert self._tried is not None
         # A result of others, too, is that of the attempt in which this rank had a part.
         self.contributors = self._tried.live
@@ -179,6 +181,11 @@ class Survivors:
         before, version = self._entered, self._version
         while self._version == version:
             installed = view_after(self._session, before)
+            if installed.plan.is_paused:
+                _log.warning("ringleader: waiting: %s", installed.plan.pause_reason)
+                leave_pause(self._session, installed)
+                before = installed
+                continue
             try:
                 self._enter(installed, collective)
             except RunError:
@@ -191,9 +198,6 @@ class Survivors:
 
     def _enter(self, installed: InstalledView, collective: Collective) -> None:
         plan = installed.plan
-        if plan.is_paused:
-            _log.warning("ringleader: waiting: %s", plan.pause_reason)
-            raise ViewChanged
         group = installed.group(Deadline.after(FORM_S))
         if isinstance(plan.action, Gather):
             self._gather(installed, group, plan.action, collective)
@@ -250,8 +254,17 @@ class Survivors:
                 group.broadcast(out, src)
         if not is_late:
             self._memory.free(outs)
+            self._note_history()
         elif not self._deliver(installed, attempt, outs):
             raise ViewChanged
+
+    def _note_history(self) -> None:
+        """Note the name of the history that the script has taken part in.
+
+        What happens when it has ended, and others leave, does not count.
+        """
+        if not self.is_ending:
+            self._history = self._session.step.lineage
 
     def _announce(self, installed: InstalledView) -> None:
         gone = sorted(set(self.live) - set(self._ranks_of(installed)))
@@ -279,7 +292,7 @@ class Survivors:
     def close(self, *, is_failed: bool = False) -> None:
         """Leave the run."""
         if not is_failed:
-            tell_end(self._session.step.lineage)
+            tell_end(self._history)
         self._session.close()
         if self._entered is not None:
             self._entered.close()

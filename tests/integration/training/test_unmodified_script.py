@@ -22,12 +22,13 @@ from torch import Tensor, nn
 
 from ringleader.identity.cluster_secret import ClusterSecret
 from ringleader.identity.secret_value import Secret
+from ringleader.node.launch.survival_policy import SPLIT_STATUS
 from ringleader.settings.run import RunSettings
 from ringleader.simulation.lan import can_make_lan, lan
 from ringleader.testing.run_member import issue_credentials
 from ringleader.transport.free_ports import free_ports
 from tests.kit import surviving_gathers, surviving_script
-from tests.kit.machines import Machines
+from tests.kit.machines import Command, Machines
 from tests.kit.surviving_script import Net, batch
 from tests.kit.warm_python import WarmProcess, WarmPython
 
@@ -68,11 +69,19 @@ def lines(folder: Path, rank: int) -> list[dict[str, list[float]]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def wait_for_step(folder: Path, step: int) -> None:
+def wait_for_step(folder: Path, step: int, size: int = SIZE) -> None:
     until_s = time.monotonic() + WITHIN_S
-    while any(len(lines(folder, rank)) < step for rank in range(SIZE)):
+    while any(len(lines(folder, rank)) < step for rank in range(size)):
         assert time.monotonic() < until_s, "the ranks do not train"
         time.sleep(0.005)
+
+
+def wait_for_line(commands: Sequence[Command], text: str) -> None:
+    """Wait until one of them has printed it."""
+    until_s = time.monotonic() + WITHIN_S
+    while not any(text in line for command in commands for line in command.lines):
+        assert time.monotonic() < until_s, f"no {text!r}"
+        time.sleep(0.02)
 
 
 # -- the reference ---------------------------------------------------------------------
@@ -246,6 +255,48 @@ def test_a_killed_worker_is_not_replaced_and_the_others_finish_for_all(
         assert "finished without this machine, by m" in each
         assert "starting it again" not in each
     assert [line for line in lines(tmp_path, 0) if "gathered" in line]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_make_lan()[0], reason=can_make_lan()[1])
+@pytest.mark.parametrize("partition", ["continue", "majority"])
+def test_machines_that_trained_apart_say_so_unless_only_the_larger_side_goes_on(
+    partition: str, warm_python: WarmPython, tmp_path: Path
+) -> None:
+    """The cable of one machine is cut in the middle and mended before the end."""
+    flags = ("--survive", "--nodes", "2", "--partition", partition)
+    with lan(hosts=2, rate="1gbit") as net:
+        machines = Machines(net, tmp_path, warm_python)
+        try:
+            commands = [
+                machines.run(i, *flags, SCRIPT, str(tmp_path), str(STEPS))
+                for i in range(2)
+            ]
+            wait_for_step(tmp_path, STEPS // 3, 2)
+            net.cut(1)
+            for command in commands:
+                command.wait_for("is silent; training goes on")
+            (tmp_path / surviving_script.GO_ON).touch()
+            if partition == "continue":
+                for command in commands:
+                    command.wait_for("has finished, process")
+            else:
+                wait_for_line(commands, "has finished, process")
+                wait_for_line(commands, "waiting: these members are no majority")
+            net.mend(1)
+            ends = [command.end(WITHIN_S) for command in commands]
+        finally:
+            machines.close()
+    said = "".join(line for command in commands for line in command.lines)
+    models = [torch.load(file)["first.weight"] for file in tmp_path.glob("*.pt")]
+    if partition == "continue":
+        assert not torch.equal(*models)
+        assert ends == [SPLIT_STATUS] * 2, said
+        assert said.count("2 different models were finished, one by m") == 2
+    else:
+        assert len(models) == 1
+        assert ends == [0, 0], said
+        assert said.count("finished without this machine, by m") == 1
 
 
 @pytest.mark.slow

@@ -6,7 +6,11 @@ import msgspec
 import pytest
 
 from ringleader.node.launch.failure_policy import JobFailed
-from ringleader.node.launch.survival_policy import SurvivalPolicy, next_pause_s
+from ringleader.node.launch.survival_policy import (
+    SPLIT_STATUS,
+    SurvivalPolicy,
+    next_pause_s,
+)
 from ringleader.node.protocol.agent_client import AgentClient
 from ringleader.node.protocol.job_failure import JobFailure
 from ringleader.node.protocol.local_requests import RoundEntered, RoundStatus
@@ -162,3 +166,26 @@ def test_a_machine_that_has_lost_its_worker_does_not_count_as_failed() -> None:
     lost = msgspec.structs.replace(KILLED, is_final=True)
     fewer = status(unfinished=[1], gone=[2], failures={2: lost})
     Policy(fewer, min_nodes=3).check()
+
+
+def test_two_models_are_named_with_a_status_of_their_own() -> None:
+    one = {0: "0.a", 1: "0.a", 2: "0.a"}
+    Policy(status(finished=[1, 2])).judge_end(status(histories=one))
+    with pytest.raises(JobFailed, match="one by attic, barn, one by cellar") as raised:
+        Policy(status()).judge_end(status(histories={**one, 2: "1.b"}))
+    assert raised.value.exit_status == SPLIT_STATUS
+
+
+def test_the_end_of_a_machine_that_fell_silent_a_moment_ago_is_awaited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: now_s[0])
+    silent = status(unfinished=[1], gone=[2], unreachable=[2])
+    policy = Policy(silent)
+    policy.check()
+    assert policy.awaited(silent) == [1, 2]
+    now_s[0] += 61
+    assert policy.awaited(silent) == [1]
+    policy.judge_end(silent)
+    assert policy.said[-1].startswith("finished without cellar: silent")

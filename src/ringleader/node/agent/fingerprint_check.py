@@ -23,7 +23,7 @@ _ADVICE = {
     "ringleader": "run `pip install --upgrade ringleader` on both",
     "compress": "give both the same --compress",
     "backend": "give both the same --backend (and RINGLEADER_DEFAULT), or neither",
-    "survive": "give both --survive, or neither",
+    "survive": "give both --survive and the same --partition, or neither",
 }
 """What to do about each difference. The fields of "torch" are a version and a name."""
 

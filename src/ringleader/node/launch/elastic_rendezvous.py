@@ -109,6 +109,7 @@ class AgentRendezvous(RendezvousHandler):
                 agent=entered.agent_socket,
                 is_joiner=entered.is_joiner,
                 silence_s=entered.silence_s,
+                partition=self._request.fingerprint.partition,
             )
             settings.export(run.environment())
         where = RendezvousStoreInfo(LOOPBACK, rendezvous.port)

@@ -203,9 +203,9 @@ class FailurePolicy:
         self._agent.ask(FinishRound(self._job), Deadline.after(ASK_S))
         deadline, quiet = Deadline.after(OTHERS_S), Deadline.after(SAY_AFTER_S)
         status, is_said = self.check(), False
-        while status.unfinished and not deadline.is_over():
+        while self.awaited(status) and not deadline.is_over():
             if quiet.is_over() and not is_said:
-                names = self.names(status.unfinished)
+                names = self.names(self.awaited(status))
                 self.say(f"finished here; waiting for {names} to finish")
                 is_said = True
             time.sleep(POLL_S)
@@ -215,6 +215,10 @@ class FailurePolicy:
             self.say(f"leaving: {names} had not finished after {OTHERS_S:g} s")
         else:
             self.judge_end(status)
+
+    def awaited(self, status: RoundStatus) -> list[int]:
+        """Return the ranks of the machines whose end this one waits for."""
+        return status.unfinished
 
     def judge_end(self, status: RoundStatus) -> None:
         """Raise ``JobFailed`` if a machine has not finished what this one has."""

@@ -20,9 +20,10 @@ _BACKENDS = {
 
 
 def job_fingerprint(
-    sources: LocalSources | None, *, survives: bool = False
+    sources: LocalSources | None, *, survives: bool = False, partition: str = "continue"
 ) -> JobFingerprint:
     """Return the fingerprint of this machine; ``sources`` None: they may differ."""
+    survive = "majority" if partition == "majority" else "yes"
     return JobFingerprint(
         script=sources.script_hash if sources else "",
         modules=sources.hashes() if sources else {},
@@ -30,5 +31,5 @@ def job_fingerprint(
         ringleader=f"{PROTOCOL}.{wire_hello.VERSION}",
         compress=settings.compress() or "none",
         backend=_BACKENDS[settings.default_backend()],
-        survive="yes" if survives else "no",
+        survive=survive if survives else "no",
     )

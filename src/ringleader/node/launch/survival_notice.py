@@ -20,6 +20,8 @@ DDP = [
     "that are left; the data of a lost rank is not visited;",
     "  what the program does on rank 0 only (checkpoints, logs) ends with rank 0, but "
     "for what Trainer saves; reduce_scatter raises, so FSDP does not survive;",
+    "  a network that is cut leaves two models, one on each side; --partition majority "
+    "lets only the larger side go on;",
     "  no machine can join or come back. ringleader.elastic has none of these limits.",
 ]
 
@@ -33,6 +35,17 @@ def check_survival(*, survive: bool, nproc_per_node: int) -> None:
         raise ConfigError(f"{text} {nproc_per_node}")
     if not hasattr(socket, "AF_UNIX"):
         raise ConfigError("--survive needs Unix sockets, which this system lacks")
+
+
+def check_partition(name: str, sources: LocalSources, *, survive: bool) -> None:
+    """Raise ``ConfigError`` if ``--partition`` cannot be what the user wants."""
+    if name not in ("continue", "majority"):
+        raise ConfigError(f"--partition {name}: use continue or majority")
+    if name == "majority" and not survive:
+        raise ConfigError("--partition majority is for --survive")
+    if name == "majority" and uses_elastic(sources):
+        text = "ringleader.elastic has its own: elastic(..., partition='majority')"
+        raise ConfigError(f"--partition majority: {text}")
 
 
 def survival_notice(sources: LocalSources) -> list[str]:

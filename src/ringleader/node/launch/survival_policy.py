@@ -30,6 +30,10 @@ from ringleader.node.protocol.local_requests import FinishRound, RoundStatus
 STABLE_S = 20.0
 """A worker that lived this long does not flap."""
 MAX_PAUSE_S = 60.0
+SILENT_S = 60.0
+"""A machine that has been silent for longer is not waited for at the end."""
+SPLIT_STATUS = 3
+"""Exit status if machines have trained apart and finished different models."""
 _KILLED = frozenset(
     getattr(signal, name)
     for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
@@ -39,6 +43,11 @@ _KILLED = frozenset(
 
 
 _UNLESS = "without it, unless its worker still runs"
+_KEEP_ONE = (
+    "these machines have trained apart. Keep one model; with --partition majority, or "
+    "elastic(partition='majority'), only the larger side goes on"
+)
+_MAYBE_ANOTHER = "and if its worker trained on alone, with a model of its own"
 _CANNOT_RETURN = (
     "without ringleader.elastic a worker cannot join again; waiting for the others"
 )
@@ -80,8 +89,9 @@ class SurvivalPolicy(FailurePolicy):
         """The job ends if a machine fails and fewer are left."""
         self._pause_s = 0.0
         self._lives = 0
-        self._gone: dict[int, bool] = {}
-        """The ranks that are gone, and whether nothing is heard of their machines."""
+        self._gone: set[int] = set()
+        self._silent_since_s: dict[int, float] = {}
+        """The ranks of machines of which nothing is heard."""
         self._can_return = True
         """Whether a new life of the worker here could join the run."""
 
@@ -113,18 +123,25 @@ class SurvivalPolicy(FailurePolicy):
         """
         for rank in status.gone:
             is_silent = rank in status.unreachable
-            if self._gone.get(rank) == is_silent or rank in status.failures:
+            was_gone, was_silent = rank in self._gone, rank in self._silent_since_s
+            if is_silent:
+                self._silent_since_s.setdefault(rank, time.monotonic())
+            else:
+                self._silent_since_s.pop(rank, None)
+            if (was_gone and was_silent == is_silent) or rank in status.failures:
                 continue
             name = self.names([rank])
             if is_silent:
                 self.say(f"{name} is silent; training goes on, {_UNLESS}")
-            elif rank in self._gone:
+            elif was_silent:
                 self.say(f"{name} is back, but its agent has forgotten this job")
             else:
                 self.say(f"{name} has left the job; training goes on without it")
-        for rank in sorted(self._gone.keys() & {*status.unfinished}):
+        for rank in sorted(self._gone & {*status.unfinished}):
             self.say(f"{self.names([rank])} is back")
-        self._gone = {rank: rank in status.unreachable for rank in status.gone}
+        for rank in self._silent_since_s.keys() - {*status.gone}:
+            del self._silent_since_s[rank]
+        self._gone = {*status.gone}
 
     def restarts_left(self, failure: JobFailure, left: int) -> int:
         """Return how many restarts torch may count down from, after a failure here.
@@ -200,5 +217,28 @@ class SurvivalPolicy(FailurePolicy):
         if not self.is_over:
             super().wait_for_others()
 
+    def awaited(self, status: RoundStatus) -> list[int]:
+        """Wait also for a machine that fell silent a moment ago.
+
+        A cable may be cut: then its worker trains on alone, and ends with a model of
+        its own, which both sides have to be told.
+        """
+        recent_s = time.monotonic() - SILENT_S
+        silent = [r for r, at_s in self._silent_since_s.items() if at_s > recent_s]
+        return sorted([*status.unfinished, *silent])
+
     def judge_end(self, status: RoundStatus) -> None:
-        """Accept that machines were lost or failed: the run is finished."""
+        """Accept that machines were lost or failed: the run is finished.
+
+        Raises ``JobFailed`` if machines have finished it with different models.
+        """
+        models: dict[str, list[int]] = {}
+        for rank, history in sorted(status.histories.items()):
+            models.setdefault(history, []).append(rank)
+        if len(models) > 1:
+            sides = ", ".join(f"one by {self.names(r)}" for r in models.values())
+            text = f"{len(models)} different models were finished, {sides}"
+            raise JobFailed(f"{text}; {_KEEP_ONE}", SPLIT_STATUS, is_here=True)
+        if status.unreachable:
+            names = self.names(status.unreachable)
+            self.say(f"finished without {names}: silent, {_MAYBE_ANOTHER}")

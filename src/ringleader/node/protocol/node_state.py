@@ -18,6 +18,7 @@ from ringleader.ids import Incarnation, NodeId
 from ringleader.membership.member import Member
 from ringleader.membership.steps.attempt import LineageName
 from ringleader.node.protocol.job_failure import JobFailure
+from ringleader.settings.run import Partition
 from ringleader.topology.link_profile import LinkProfile
 from ringleader.topology.node_profile import NodeProfile, Text
 
@@ -63,12 +64,18 @@ class JobFingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     backend: Name = ""
     """Backend of groups for which the program names none, or Gloo."""
     survive: Name = ""
-    """"yes" if workers outlive lost machines (``--survive``), else "no"."""
+    """"no" if workers do not outlive lost machines (``--survive``), "yes" if they do,
+    "majority" if only the larger part of a cluster goes on (``--partition``)."""
 
     @property
     def survives(self) -> bool:
         """Whether workers outlive lost machines, and newcomers join in place."""
-        return self.survive == "yes"
+        return self.survive in ("yes", "majority")
+
+    @property
+    def partition(self) -> Partition:
+        """Which part of a divided cluster goes on with a script of torch."""
+        return "majority" if self.survive == "majority" else "continue"
 
     modules: Annotated[dict[Name, Name], msgspec.Meta(max_length=MAX_MODULES)] = {}
     """Path -> hash of the local modules that the program imports."""

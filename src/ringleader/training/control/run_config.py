@@ -16,6 +16,7 @@ from ringleader.identity.node_credentials import NodeCredentials
 from ringleader.ids import Incarnation
 from ringleader.membership.config import MembershipConfig
 from ringleader.membership.member import Member, Order, by_seniority
+from ringleader.membership.steps.decide import Partition
 from ringleader.training.control.sleep_clock import suspended_s
 from ringleader.training.control.view_hooks import PeerSource
 
@@ -50,6 +51,8 @@ class RunConfig:
     """Returns how long this machine was suspended since it was started."""
     name: str = field(default_factory=socket.gethostname)
     """Name of this machine, for people."""
+    partition: Partition = "continue"
+    """Which part of a divided cluster goes on with a script of torch."""
     version: str = field(default_factory=_own_version)
     """Version of ringleader, which the others name if they speak another protocol."""
 

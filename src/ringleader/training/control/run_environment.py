@@ -56,6 +56,7 @@ def run_config(*, can_return: bool = True) -> RunConfig | None:
         is_joiner=run.is_joiner,
         port=run.port or settings.tensor_ports(),
         timing=MembershipConfig.for_training(run.silence_s),
+        partition=run.partition,
         source=_source(run, can_return=can_return),
         name=settings.node_name() or socket.gethostname(),
     )
