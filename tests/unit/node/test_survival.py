@@ -93,7 +93,7 @@ def test_a_newcomer_is_refused_or_finds_no_room_or_waits_for_the_end() -> None:
     )
     refused = admit("job", view(a=state("a", TRAINS), c=state("c", other)), C)
     assert isinstance(refused, Refused)
-    assert "give both --survive, or neither" in refused.reason
+    assert "give both --survive and the same --partition" in refused.reason
     full = msgspec.structs.replace(TRAINS, max_nodes=2)
     here = view(a=state("a", full), b=state("b", full), c=state("c", WAITS))
     assert admit("job", here, C) == Round("r1", (A, B)), "until one of them is lost"
