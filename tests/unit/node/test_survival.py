@@ -204,3 +204,25 @@ def test_a_newcomer_cannot_enter_a_process_group(
         torch_entry_points._refuse_newcomer()
     monkeypatch.setenv("RINGLEADER_JOINER", "0")
     torch_entry_points._refuse_newcomer()
+
+
+def test_histories_that_were_finished_are_known_our_own_without_a_view() -> None:
+    job = running(Round("r1", (A, B)))
+    job.lineage = "0.0123456789abcdef"
+    end = JobEnded("job", "r1", ok=True, history="1.0123456789abcdef")
+    here = view(a=state("a", TRAINS), b=state("b", TRAINS, end))
+    job.note_ends(here)
+    status = round_status("job", job, here, A, {})
+    assert status.histories == {0: job.lineage, 1: end.history}
+
+
+def test_a_machine_that_has_lost_its_worker_is_not_waited_for_until_it_returns() -> (
+    None
+):
+    job = running(Round("r1", (A, B)))
+    lost = state("b", TRAINS, JobEnded("job", "r1", ok=False))
+    job.note_ends(here := view(a=state("a", TRAINS), b=lost))
+    found = round_status("job", job, here, A, {})
+    assert (found.gone, found.unfinished, found.unreachable) == ([1], [], [])
+    job.note_ends(here := view(a=state("a", TRAINS), b=state("b", TRAINS)))
+    assert round_status("job", job, here, A, {}).unfinished == [1]

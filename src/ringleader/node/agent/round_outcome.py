@@ -36,6 +36,8 @@ def round_status(
     is_stale = not job.is_established and rank_assignment.is_stale(
         name, current, view, job.done
     )
+    # The view in force may be older than our own end.
+    ends = {**job.lineages, mine: job.lineage}
     return RoundStatus(
         is_stale,
         _reason(job, current, view.states.keys() & requests.keys()) if is_stale else "",
@@ -48,11 +50,7 @@ def round_status(
         },
         unreachable=[r for r in gone if nodes[r] not in view.states],
         can_return=job.can_return,
-        histories={
-            r: job.lineages[node]
-            for r, node in enumerate(nodes)
-            if node in job.lineages
-        },
+        histories={r: ends[node] for r, node in enumerate(nodes) if ends.get(node)},
     )
 
 
