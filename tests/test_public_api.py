@@ -55,7 +55,8 @@ FLAGS = {
     "run": "script args -m --module --nodes --min-nodes --wait --max-nodes --on --not "
     "--here --nproc-per-node --detach --fetch --only-rank --quiet-ranks --no-sync "
     "--sync-env "
-    "--max-restarts --survive --job --peers --coordinator --mdns --interface --port "
+    "--max-restarts --survive --partition --job --peers --coordinator --mdns "
+    "--interface --port "
     "--tensor-port --transport --rank0 --profile --timeout --any-script --plaintext "
     "--tls-ca --tls-cert --tls-key --compress --checkpoint --trace --dry-run --backend",
     "up": "--jobs --no-jobs --stop --install --uninstall --yes --warm --foreground "
