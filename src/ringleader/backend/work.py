@@ -191,6 +191,8 @@ class BackendWork(TorchWork):
             self._set(base)
 
     def _set(self, base: Future[Any]) -> None:
+        if base.done():  # a signal interrupted this after it had done so
+            return
         error = self.exception()
         if error is not None:
             error = self._add_context(error)

@@ -103,8 +103,17 @@ class CallbackTurns:
         self._finishing = get_ident()
         try:
             work.finish()
-        finally:
+        finally:  # other ranks wait for what was called, whatever a signal raises here
             self._finishing = 0
+            self._serve_inner(outer, run, pause)
+
+    def _serve_inner(
+        self,
+        outer: CallbackTurn | None,
+        run: Callable[[Job], None],
+        pause: Callable[[], bool],
+    ) -> None:
+        """Run what callbacks call in turns inside of ``outer``, and end these."""
         while (turn := self._innermost) is not None and turn is not outer:
             try:
                 _serve(turn, run, pause)

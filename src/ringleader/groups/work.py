@@ -129,15 +129,31 @@ class Work:
             self._call_followers()
 
     def _call_followers(self) -> None:
+        """Call all followers, and raise then what a signal handler raised in one."""
+        interruption: BaseException | None = None
         while self._followers:
             try:
                 follower = self._followers.pop(0)
             except IndexError:  # another thread was faster
-                return
+                break
             try:
                 follower()
-            except Exception:  # noqa: BLE001 - the other followers must run
-                _log.exception("a callback at the end of an operation failed")
+            except BaseException as exc:  # noqa: BLE001 - the other followers must run
+                if threading.current_thread() is threading.main_thread():
+                    # It may have interrupted the follower before its end, for which
+                    # somebody may wait.
+                    interruption = exc
+                    self._call_again(follower)
+                else:
+                    _log.exception("a callback at the end of an operation failed")
+        if interruption is not None:
+            raise interruption
+
+    def _call_again(self, follower: Callable[[], None]) -> None:
+        try:
+            follower()
+        except BaseException:  # noqa: BLE001 - as above
+            _log.exception("a callback at the end of an operation failed")
 
 
 class DoneWork(Work):
