@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from ringleader.transport.free_ports import free_ports
+
 if TYPE_CHECKING:
     from ringleader.testing.processes import ForkServer
     from tests.kit.warm_python import WarmPython
@@ -50,6 +52,8 @@ _PATHS = os.environ.get("PYTHONPATH", "").split(os.pathsep)
 os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, dict.fromkeys([_ROOT, *_PATHS]))
 )
+
+free_ports(0)  # holds a socket from now on, which is no leak of the first test's
 
 _SHM = Path("/dev/shm")
 _IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ

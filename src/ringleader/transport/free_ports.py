@@ -18,6 +18,8 @@ use."""
 _NUM_PARTS = 32
 _turns: dict[int, Iterator[int]] = {}
 """This process's id -> the ports that it tries, in turn; a fork gets its own."""
+_held: list[int] = []
+"""Descriptors of the ports that show whose a part is, until this process ends."""
 
 
 def free_ports(count: int) -> list[int]:
@@ -43,14 +45,31 @@ def free_ports(count: int) -> list[int]:
 def _own_ports() -> Iterator[int]:
     """Return the part of the ports that this process tries, endlessly, in turn.
 
-    Processes with neighbouring ids, such as those that run tests side by side, have
-    different parts. Random ports of the whole range met once in a hundred runs.
+    Random ports of the whole range met once in a hundred runs.
     """
     pid = os.getpid()
     if pid not in _turns:
         width = len(_PORTS) // _NUM_PARTS
-        first = pid % _NUM_PARTS * width
+        first = _own_part(width) * width
         start = random.SystemRandom().randrange(width)
         mine = [_PORTS[first + (start + i) % width] for i in range(width)]
         _turns.setdefault(pid, itertools.cycle(mine))  # two threads may come at once
     return _turns[pid]
+
+
+def _own_part(width: int) -> int:
+    """Return a part that no other process has: whoever holds its first port has it.
+
+    By its id a process would share one with another: in two of three runs of eight.
+    """
+    for i in range(_NUM_PARTS):
+        part = (os.getpid() + i) % _NUM_PARTS
+        held = socket.socket()
+        try:
+            held.bind(("127.0.0.1", _PORTS[part * width]))
+        except OSError:
+            held.close()
+        else:
+            _held.append(held.detach())
+            return part
+    return os.getpid() % _NUM_PARTS  # more processes than parts
