@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 import typer
 
 from ringleader.cli import units
+from ringleader.cli.terminal import progress
 from ringleader.errors import ConfigError
 from ringleader.simulation.collectives.wire_profile import (
     LOCAL_STEPS,
@@ -76,13 +77,14 @@ def parse(
 def rows(request: ScaleRequest) -> list[ScaleRow]:
     """Predict all rows."""
     found = []
-    for size in request.nodes:
-        network = request.wire.network(size)
-        if request.copy_bytes_per_s is not None:
-            network = replace(network, copy_bandwidth=request.copy_bytes_per_s)
-        found.append(
-            predict_row(request.wire, request.num_bytes, network, request.step_s)
-        )
+    with progress("simulate", len(request.nodes)) as begin:
+        for size in request.nodes:
+            begin(f"{size:,} nodes")
+            network = request.wire.network(size)
+            if request.copy_bytes_per_s is not None:
+                network = replace(network, copy_bandwidth=request.copy_bytes_per_s)
+            row = predict_row(request.wire, request.num_bytes, network, request.step_s)
+            found.append(row)
     return found
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ringleader.cli import scale_table, units
+from ringleader.cli.terminal import progress
 from ringleader.errors import ConfigError
 from ringleader.simulation.collectives.wire_profile import (
     PAYLOAD_SHARE,
@@ -151,11 +152,12 @@ def simulate(  # noqa: PLR0913 (typer makes one option of each argument)
 def predict_all(request: PredictionRequest) -> list[PredictedTime]:
     """Predict all cells of the table and mark the fastest of each node count."""
     predictions: list[PredictedTime] = []
-    with Console(stderr=True).status("") as status:
+    total = len(request.nodes) * len(request.algorithms)
+    with progress("simulate", total) as begin:
         for count in request.nodes:
             column = []
             for name in request.algorithms:
-                status.update(f"{name} on {count} nodes")
+                begin(f"{name} on {count} nodes")
                 column.append(_predict(request, count, name))
             predictions += _mark_best(column)
     return predictions

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import select
 import sys
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ if TYPE_CHECKING:  # not every command prints tables
     from rich.console import Console, RenderableType
     from rich.table import Table
 
+PROGRESS_S = 3.0
 _PIPE_S = 30.0
 """How long piped input may take; input at a terminal has no limit."""
 _LINE_BYTES = 1024
@@ -38,6 +40,31 @@ def exit_on_error(command: str) -> Iterator[None]:
         raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
+
+
+@contextmanager
+def progress(command: str, total: int) -> Iterator[Callable[[str], None]]:
+    """Yield what is told each of ``total`` parts of a long work as it begins.
+
+    A terminal shows the part that is under way; elsewhere standard error gets a line
+    every few seconds, so that nobody takes the command for stuck.
+    """
+    from rich.console import Console
+
+    console, num_begun = Console(stderr=True), 0
+    due_s = time.monotonic() + PROGRESS_S
+    with console.status("") as status:
+
+        def begin(part: str) -> None:
+            nonlocal num_begun, due_s
+            num_begun += 1
+            text = f"{num_begun} of {total}: {part}"
+            status.update(text)
+            if not console.is_terminal and time.monotonic() >= due_s:
+                due_s = time.monotonic() + PROGRESS_S
+                typer.echo(f"ringleader {command}: {text}", err=True)
+
+        yield begin
 
 
 def print_tables(shown: RenderableType, console: Console | None = None) -> None:

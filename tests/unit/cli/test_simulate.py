@@ -9,6 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from ringleader.cli import terminal
 from ringleader.cli.simulate import simulate
 from ringleader.collectives.algorithm import algorithms
 
@@ -49,6 +50,22 @@ def test_json_has_every_number_of_the_question_and_the_answer() -> None:
     # 1 Gbit/s is 117.7 MB/s of payload.
     assert times["ring"] == pytest.approx(1.5 * 25e6 / 117.7e6, rel=0.01)
     assert [r["is_best"] for r in answer["results"]] == [True, False]
+
+
+@pytest.mark.parametrize("options", [["--algorithms", "ring"], ["--profile", "1gbe"]])
+def test_it_says_what_it_works_on_where_it_takes_long(
+    options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    argv = ["simulate", "--json", "--nodes", "2,8", *options]
+    monkeypatch.setattr(terminal, "PROGRESS_S", 3600.0)
+    assert CliRunner().invoke(app, argv).stderr == "", "a short one is not explained"
+    monkeypatch.setattr(terminal, "PROGRESS_S", 0.0)
+    result = CliRunner().invoke(app, argv)
+    first, second = result.stderr.splitlines()
+    assert first.startswith("ringleader simulate: 1 of 2: ")
+    assert second.startswith("ringleader simulate: 2 of 2: ")
+    assert second.endswith("8 nodes")
+    json.loads(result.stdout)
 
 
 def test_what_makes_no_sense_at_a_size_is_skipped_with_a_reason() -> None:
