@@ -137,6 +137,13 @@ def _parts(report: StatusReport) -> list[RenderableType]:
     if snapshot.is_resident:
         here = next(row for row in snapshot.nodes if row.is_here)
         parts.append(Text(allows(snapshot.cluster, accepts_jobs=here.accepts_jobs)))
+        if not here.accepts_jobs:
+            # Imported here: it is slow, and says nothing where jobs are allowed.
+            from ringleader.cli import jobs_of_others
+
+            found = jobs_of_others.running_jobs_of_others(settings.home_directory())
+            lines = jobs_of_others.describe_jobs_of_others(found, snapshot)
+            parts += [Text(line) for line in lines]
     parts += [Text(f"! {trouble}", style="yellow") for trouble in snapshot.troubles]
     if snapshot.events:
         parts.append(_events(snapshot))

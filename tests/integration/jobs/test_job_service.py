@@ -518,14 +518,14 @@ def test_no_jobs_works_from_any_shell_and_names_and_ends_jobs_of_others(
     start(pair, own, by=0)
     start(pair, others, by=1)
 
-    def up(*words: str) -> str:
+    def ask_there(*words: str) -> str:
         environment = {
             **os.environ,
             "RINGLEADER_HOME": str(pair.homes[0]),
             "RINGLEADER_NAME": "another-name",
         }
         done = subprocess.run(
-            [*RINGLEADER, "up", "--wait", "0", "--peers", "10.9.9.9", *words],
+            [*RINGLEADER, *words],
             env=environment,
             capture_output=True,
             text=True,
@@ -535,12 +535,16 @@ def test_no_jobs_works_from_any_shell_and_names_and_ends_jobs_of_others(
         assert done.returncode == 0, done.stderr
         return done.stdout + done.stderr
 
+    def up(*words: str) -> str:
+        return ask_there("up", "--wait", "0", "--peers", "10.9.9.9", *words)
+
     try:
         said = up("--no-jobs")
         assert "Jobs are refused" in said
         assert f"{others.id}  of shut: train.py" in said
         assert own.id not in said
         assert "ringleader up --no-jobs --stop" in said
+        assert f"{others.id}  of shut: train.py" in ask_there("status")
         said = up("--no-jobs", "--stop")
         assert f"Ended here: job {others.id}" in said
         assert "still run here" not in said
