@@ -54,7 +54,7 @@ MAX_FAILURES = 5
 """In worlds of one size; then the rest of its kills is left out."""
 KILLS, TWO_NODES = 2000, 100
 P50_S, P99_S, SILENT_S = 0.2, 0.5, 5.0
-COPIES, PART_COPIES = 200, 20
+COPIES, PART_COPIES = 200, 6
 """Faults during copies that are wanted, and those in one world."""
 PART_KILLS = 50
 """Kills in a world after which the results are saved."""

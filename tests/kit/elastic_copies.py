@@ -18,8 +18,9 @@ from typing import NamedTuple
 from ringleader.simulation.lan import VirtualLan
 from tests.kit.elastic_world import Member, World
 
-REACH_S = 60.0
-"""How long a fault may take to happen, and what follows it to end."""
+REACH_S = 200.0
+"""How long a fault may take to happen, and what follows it to end. A machine that falls
+silent again and again waits for up to 64 s until it is a member."""
 NUM_POINTS = 20
 PAUSE_S = 0.002
 SLOW_S = 0.05
@@ -117,7 +118,7 @@ class CopyFaults:
             member.tell(arm="")
         for index in set(range(world.size)) - world.alive.keys():
             world.start(index, joins=True)
-        world.wait_complete()
+        world.wait_complete(REACH_S)
         self._settle()
 
     # -- a member that is behind -------------------------------------------------------
@@ -130,11 +131,11 @@ class CopyFaults:
         others = [member for member in lives if member is not behind]
         behind.tell(pause_s=SLOW_S)  # alone, it does less than the others
         self._fall_behind(behind, others)
-        point = f"copy:piece@{case.piece}"
+        point = _sent(case.piece, len(others))
         sources = self._random.sample(others, 1 if case.fault != FAULTS[1] else 2)
         match case.fault:
             case "adopter killed":
-                behind.tell(arm=point)
+                behind.tell(arm=f"copy:piece@{case.piece}")
                 dying = [behind]
             case "source stopped":
                 self._arm(sources, stop_at=point)
@@ -222,15 +223,24 @@ class CopyFaults:
         world.wait_for_step(
             victim.died_s, others, REACH_S, without=[world.nodes[victim.index]]
         )
-        point = f"copy:piece@{case.piece}"
         if case.fault == "newcomer killed":
-            dying = world.start(victim.index, joins=True, kill_at=point)
+            point = f"copy:piece@{case.piece}"
+            dying = newcomer = world.start(victim.index, joins=True, kill_at=point)
         else:
             dying = self._random.choice(others)
-            self._arm([dying], arm=point)
-            world.start(victim.index, joins=True)
-        world.wait_for_death(dying, REACH_S if world.size > 2 else 10.0)
+            self._arm([dying], arm=_sent(case.piece, len(others)))
+            newcomer = world.start(victim.index, joins=True)
+        world.wait(
+            lambda: not dying.is_alive or len(newcomer.members) == world.size,
+            REACH_S,
+            f"{case.fault} in a copy",
+        )
         return None if dying.is_alive else dying.died_s
+
+
+def _sent(piece: int, num_sources: int) -> str:
+    """Return the point at which a source has sent its part of so many pieces."""
+    return f"copy:piece@{1 + (piece - 1) // num_sources}"
 
 
 def cases(size: int, seed: int, net: VirtualLan | None = None) -> Iterator[Case]:
