@@ -144,7 +144,7 @@ def test_a_project_that_is_too_large_is_refused_by_names(tmp_path: Path) -> None
     assert "at most 512 MB travel" in said
     assert "RINGLEADER_PROJECT_MB" in said
     (tmp_path / "weights.bin").unlink()
-    with pytest.raises(ConfigError, match="at most 1 bytes"):
+    with pytest.raises(ConfigError, match="at most 1 byte "):
         collect(write(tmp_path, train="12"), limit_bytes=1)
 
 
