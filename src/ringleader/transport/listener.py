@@ -110,11 +110,22 @@ class Listener:
             raise
 
     def take(
-        self, want: Callable[[wire.Hello], bool], deadline: Deadline, waiting_for: str
+        self,
+        want: Callable[[wire.Hello], bool],
+        deadline: Deadline,
+        waiting_for: str,
+        late: Deadline | None = None,
+        on_late: Callable[[], None] = lambda: None,
     ) -> GreetedConnection:
-        """Return the first connection that ``want`` accepts; else DeadlineExceeded."""
+        """Return the first connection that ``want`` accepts; else DeadlineExceeded.
+
+        ``on_late`` is called once if there is none until ``late``.
+        """
         rejected_before = self._num_rejected
         while True:
+            if late is not None and late.is_over():
+                late = None
+                on_late()
             with self._changed:
                 connection = self._find(want)
                 if connection is not None:

@@ -216,16 +216,14 @@ class _Builder:
 
     def _take(self, who: str) -> GreetedConnection:
         """Return the next connection; tell the user if none comes for a while."""
-        limit = self.deadline.within(REPORT_S)
-        try:
-            return self.listener.take(self._for_us, limit, who)
-        except DeadlineExceeded:
-            if self.deadline.is_over():
-                raise
-        ours = self.config.endpoints[self.config.rank].addresses
-        where = tcp_socket.format_addresses(ours)
-        _log.warning("%s has not connected yet; it dials us at %s", who, where)
-        return self.listener.take(self._for_us, self.deadline, who)
+
+        def report() -> None:
+            ours = self.config.endpoints[self.config.rank].addresses
+            where = tcp_socket.format_addresses(ours)
+            _log.warning("%s has not connected yet; it dials us at %s", who, where)
+
+        late = Deadline.after(REPORT_S)
+        return self.listener.take(self._for_us, self.deadline, who, late, report)
 
     def _for_us(self, hello: wire.Hello) -> bool:
         return hello.group == self.config.group_at(self.config.rank)
