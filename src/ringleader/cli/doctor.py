@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ringleader import settings
-from ringleader.cli.terminal import exit_on_error
+from ringleader.cli.terminal import exit_on_error, print_tables
 from ringleader.doctor.finding import Severity
 from ringleader.node.protocol.agent_port import AGENT_PORT
 
@@ -128,7 +128,7 @@ def _show(facts: Facts, looked_at: list[Check], findings: list[Finding]) -> None
     for check in looked_at:
         state = Text("ok", "green") if check.is_ok else Text("problem", "bold red")
         table.add_row(state, check.name, _text(check.text))
-    console.print(table)
+    print_tables(table)
     for shot in facts.agents:
         for trouble in shot.troubles:
             console.print(_text(f"the agent of this machine reports: {trouble}", "dim"))

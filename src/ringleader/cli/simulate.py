@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ringleader.cli import scale_table, units
-from ringleader.cli.terminal import progress
+from ringleader.cli.terminal import print_tables, progress
 from ringleader.errors import ConfigError
 from ringleader.simulation.collectives.wire_profile import (
     PAYLOAD_SHARE,
@@ -179,7 +179,7 @@ def print_table(request: PredictionRequest, predictions: list[PredictedTime]) ->
         f"{units.format_seconds(request.latency_s)}",
         highlight=False,
     )
-    console.print(table)
+    print_tables(table)
     for reason in dict.fromkeys(a.skipped for a in predictions if a.skipped):
         console.print(f"- {reason}", style="dim", highlight=False)
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from ringleader import settings
 from ringleader.cli import units
-from ringleader.cli.terminal import exit_on_error
+from ringleader.cli.terminal import add_id, exit_on_error, print_tables
 
 if TYPE_CHECKING:  # slow to import; --help needs none of them
     from ringleader.monitoring.open_dashboard import PageReader
@@ -48,7 +48,7 @@ def top(
             if once or not console.is_terminal:
                 reader.read()  # lets the agent begin to measure
                 time.sleep(_EVERY_S)
-                console.print(render(reader.read()))
+                print_tables(render(reader.read()))
             else:
                 _watch(console, reader)
         finally:
@@ -90,8 +90,10 @@ def _table(*columns: str) -> Table:
 
 
 def _machines(machines: Mapping[str, Row]) -> Table:
-    names = ("machine", "health", "cores", "memory", "more", "device", "jobs")
-    table = _table(*names)
+    table = _table()
+    add_id(table, "machine", (f"{row['name']} *" for row in machines.values()))
+    for column in ("health", "cores", "memory", "more", "device", "jobs"):
+        table.add_column(column)
     for row in machines.values():
         name = Text(row["name"] + (" *" if row["is_leader"] else ""))
         if row["is_here"]:
