@@ -200,7 +200,11 @@ def test_a_viewer_that_is_killed_leaves_the_job_and_a_stop_is_quiet(
     ("lines", "is_told"),
     [
         ("print('alone')", True),
-        ("import torch.distributed as dist; dist.init_process_group('gloo')", False),
+        pytest.param(
+            "import torch.distributed as dist; dist.init_process_group('gloo')",
+            False,
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_copies_that_form_no_group_are_told_at_the_end(
