@@ -22,13 +22,14 @@ from torch import Tensor, nn
 
 from ringleader.identity.cluster_secret import ClusterSecret
 from ringleader.identity.secret_value import Secret
+from ringleader.node.launch.resident_agent import find_resident, stop_resident
 from ringleader.node.launch.survival_policy import SPLIT_STATUS
 from ringleader.settings.run import RunSettings
 from ringleader.simulation.lan import can_make_lan, lan
 from ringleader.testing.run_member import issue_credentials
 from ringleader.transport.free_ports import free_ports
 from tests.kit import surviving_gathers, surviving_script
-from tests.kit.machines import Command, Machines
+from tests.kit.machines import RINGLEADER, Command, Machines
 from tests.kit.surviving_script import Net, batch
 from tests.kit.warm_python import WarmProcess, WarmPython
 
@@ -297,6 +298,43 @@ def test_machines_that_trained_apart_say_so_unless_only_the_larger_side_goes_on(
         assert len(models) == 1
         assert ends == [0, 0], said
         assert said.count("finished without this machine, by m") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_make_lan()[0], reason=can_make_lan()[1])
+def test_an_agent_that_is_killed_is_no_lost_worker_and_its_return_is_told(
+    warm_python: WarmPython, tmp_path: Path
+) -> None:
+    flags = ("--here", "--survive", "--nodes", "2")
+    with lan(hosts=2, rate="1gbit") as net:
+        machines = Machines(net, tmp_path, warm_python)
+        try:
+            for index in range(2):
+                up = machines.start(index, *RINGLEADER, "up", "--no-jobs")
+                assert up.end() == 0, "".join(up.lines)
+            commands = [
+                machines.run(i, *flags, SCRIPT, str(tmp_path), str(STEPS))
+                for i in range(2)
+            ]
+            wait_for_step(tmp_path, STEPS // 3, 2)
+            agent = find_resident(tmp_path / "home1")
+            assert agent is not None
+            os.kill(agent.pid, signal.SIGKILL)
+            commands[0].wait_for("m1 is silent; training goes on, without it, unless")
+            up = machines.start(1, *RINGLEADER, "up", "--no-jobs")
+            assert up.end() == 0, "".join(up.lines)
+            commands[0].wait_for("m1 is back, but its agent has forgotten this job")
+            (tmp_path / surviving_script.GO_ON).touch()
+            ends = [command.end(WITHIN_S) for command in commands]
+            said = "".join(line for command in commands for line in command.lines)
+            assert ends == [0, 0], said
+            assert "lost; going on" not in said
+        finally:
+            for index in range(2):
+                stop_resident(tmp_path / f"home{index}")
+            machines.close()
+    for rank in range(2):
+        assert lines(tmp_path, rank)[STEPS - 1]["present"] == [1, 1]
 
 
 @pytest.mark.slow
