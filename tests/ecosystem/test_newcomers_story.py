@@ -173,19 +173,21 @@ def test_a_newcomer_trains_an_adapter_on_three_machines(
     project, go_on = tmp_path / "adapter for the flat", tmp_path / "go on"
     write_project(project)
     words = ("--survive", "--nodes", "3", "--rank0", "laptop", "train.py", str(go_on))
-    training = desk.start("run", *words, cwd=project)
     lines: list[str] = []
-    reader = follow(training, lines)
-    for rank in range(3):
-        find(lines, rf"rank {rank} is in the middle")
-    os.kill(int(find(lines, r"rank 2 is in the middle, pid (\d+)")[1]), signal.SIGKILL)
-    find(lines, r"rank 2 on \w+ failed: killed by SIGKILL")
-    go_on.touch()
-    code = training.wait(WITHIN_S)
-    reader.join(WITHIN_S)
+    with desk.start("run", *words, cwd=project) as training:
+        reader = follow(training, lines)
+        for rank in range(3):
+            find(lines, rf"rank {rank} is in the middle")
+        pid = int(find(lines, r"rank 2 is in the middle, pid (\d+)")[1])
+        os.kill(pid, signal.SIGKILL)
+        find(lines, r"rank 2 on \w+ failed: killed by SIGKILL")
+        go_on.touch()
+        code = training.wait(WITHIN_S)
+        reader.join(WITHIN_S)
     said = "".join(lines)
     assert code == 0, said
     assert "starting it again" not in said
+    assert re.search(r"finished on \w+, \w+ \(\w+ lost\)", said), said
     (job,) = json.loads(desk.run("jobs", "--json"))
     assert (job["state"], job["exit_status"]) == ("succeeded", 0), job
 
@@ -207,6 +209,6 @@ losses = []
 for model in (make_model(), PeftModel.from_pretrained(make_model(), "result/adapter")):
     with torch.no_grad():
         losses.append(model(input_ids=rows, labels=rows).loss.item())
-assert losses[1] < 0.8 * losses[0], losses
+assert losses[1] < 0.95 * losses[0], losses
 """
     subprocess.run([sys.executable, "-c", code], cwd=project, check=True, timeout=300)

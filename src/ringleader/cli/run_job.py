@@ -53,6 +53,9 @@ class RunPlan:
     agent: AgentConfig
 
 
+_FINISHED_BY_OTHERS = "the worker here was lost; other machines have finished the job"
+
+
 def run_job(plan: RunPlan, errors: Console) -> int:
     """Start the agent while torch is being imported: both are slow."""
     if plan.nproc > 1:  # OpenMP reads it when torch is imported
@@ -180,6 +183,8 @@ def _launch(
     try:
         with no_name_lookups(LOOPBACK):  # torch asks for this host's full name
             run_workers(handler, workers)
+        if handler.policy.is_over:
+            report_outcome(_FINISHED_BY_OTHERS, is_consequence=True)
     except JobFailed as exc:
         text = f"ringleader run: job {plan.request.job}: {exc}"
         errors.print(text, style="bold red", markup=False, soft_wrap=True)

@@ -125,8 +125,8 @@ class Supervisor:
                 self._process.send_signal(number)
 
     def _end(self, code: int, outcome: JobOutcome | None) -> None:
-        if code == 0:
-            state = JobState.SUCCEEDED
+        if code == 0:  # with an outcome the others have finished without this machine
+            state = JobState.LOST if outcome else JobState.SUCCEEDED
         else:
             state = JobState.STOPPED if self._signals else JobState.FAILED
         if self._is_full:

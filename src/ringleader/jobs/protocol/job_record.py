@@ -43,7 +43,7 @@ class JobState(StrEnum):
     STOPPED = "stopped"
     LOST = "lost"
     """Its processes ended without saying how: killed, or the machine was switched
-    off."""
+    off. Or its worker was lost, and the others have finished without it."""
 
     @property
     def is_over(self) -> bool:
