@@ -14,7 +14,7 @@ from tests.kit.doors import open_doors
 from tests.kit.malformed_requests import send_all
 from tests.kit.warm_python import WarmPython
 
-COUNT = 300
+COUNT = 250
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kit forks commands")
