@@ -33,15 +33,20 @@ class ClientSource:
     """A process of this user on this machine, as far as the system tells."""
 
 
+_UNKNOWN = ClientSource("this machine", is_owner=True)
+
+
 def client_source(sock: socket.socket) -> ClientSource:
     """Return who connected ``sock``; it may be closed already."""
     try:
         peer = str(sock.getpeername()[0]).removeprefix("::ffff:")
         if not (peer.startswith("127.") or peer == "::1"):
             return ClientSource(peer, is_owner=False)
+        if not hasattr(socket, "AF_NETLINK"):
+            return _UNKNOWN
         user = _user(sock)
-    except (OSError, struct.error, IndexError):
-        return ClientSource("this machine", is_owner=True)
+    except (OSError, struct.error):
+        return _UNKNOWN
     return ClientSource(f"user {user}", is_owner=user == os.geteuid())
 
 
