@@ -26,6 +26,7 @@ class SimulatedDashboard:
     url: str = ""
     stopped: list[str] = field(default_factory=list)
     access: Access = field(default_factory=Access)
+    server: DashboardServer | None = None
 
     async def current(self) -> State:
         """Return the state."""
@@ -46,6 +47,7 @@ class SimulatedDashboard:
         origin = f"http://127.0.0.1:{sock.getsockname()[1]}"
         sources = Sources(self.current, self.log_tail, self.stop_job)
         server = DashboardServer(self.access, sources, lambda: frozenset({origin}), 0.1)
+        self.server = server
         await server.listen(sock)
         token = self.access.issue_link(time.monotonic())
         self.url = f"{origin}/#token={token}"

@@ -140,9 +140,9 @@ def test_a_token_that_no_encoding_holds_is_wrong(
 HOLD = """
 import os, resource, socket, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
-lines = [socket.socket() for _ in range(100)]
 if len(sys.argv) > 2:
-    os.setuid(int(sys.argv[2]))
+    os.setuid(int(sys.argv[2]))  # a socket belongs to whoever makes it
+lines = [socket.socket() for _ in range(100)]
 for line in lines:
     line.connect(("127.0.0.1", int(sys.argv[1])))
     line.send(b"GET / HTTP/1.1\\r\\n")
@@ -154,7 +154,7 @@ NOBODY = "65534"
 
 @pytest.mark.parametrize("user", [None, NOBODY], ids=["own", "other"])
 def test_idle_connections_keep_nobody_out(
-    client: DashboardClient, user: str | None
+    shown: SimulatedDashboard, client: DashboardClient, user: str | None
 ) -> None:
     if user and not (sys.platform == "linux" and os.geteuid() == 0):
         pytest.skip("needs root, to be another user")
@@ -174,6 +174,12 @@ def test_idle_connections_keep_nobody_out(
         slow = [socket.create_connection(client.address, PATIENCE_S) for _ in range(9)]
         for _ in range(12):
             assert client.ask("GET", "/state")[0] == 200
+        if user:
+            assert shown.server is not None
+            found = {
+                each.source.name for each in list(shown.server._connections.values())
+            }
+            assert found == {f"user {user}", f"user {os.geteuid()}"}
         for line in slow:  # the owner's own are not the ones that go
             line.sendall(b"GET /state HTTP/1.1\r\n\r\n")
             assert line.recv(12) == b"HTTP/1.1 403"
