@@ -147,4 +147,5 @@ def _announce(
 
 
 def _report(text: str) -> None:
-    typer.echo(f"ringleader coordinator: {text}", err=True)
+    # Not to what replaces it while we serve: that drops text.
+    typer.echo(f"ringleader coordinator: {text}", file=sys.__stderr__)

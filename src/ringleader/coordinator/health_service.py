@@ -9,7 +9,7 @@ from contextlib import suppress
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from ringleader.coordinator.grpc_restart import note_broken_servers
+from ringleader.coordinator.grpc_restart import BrokenServers
 from ringleader.errors import ConfigError
 
 WATCH_EVERY_S = 1.0
@@ -70,7 +70,7 @@ async def serve_health(
     service = _HealthServicer(services)
     server, bound = await _start(host, port, service)
     where = (host, bound)
-    keeping = asyncio.create_task(_keep(server, where, service, note_broken_servers()))
+    keeping = asyncio.create_task(_keep(server, where, service, BrokenServers()))
 
     async def stop() -> None:
         keeping.cancel()
@@ -84,15 +84,14 @@ async def _keep(
     server: grpc.aio.Server,
     where: tuple[str, int],
     service: _HealthServicer,
-    broken: asyncio.Event,
+    broken: BrokenServers,
 ) -> None:
     """Start another server when a call has broken one, until cancelled."""
     while True:
         try:
-            await broken.wait()
+            await broken.next(*where)
         finally:
             await server.stop(STOP_S)
-        broken.clear()
         while True:
             try:
                 server, _ = await _start(*where, service)

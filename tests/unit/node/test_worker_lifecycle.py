@@ -170,12 +170,17 @@ def test_the_grpc_health_service_gives_the_same_answers(
             check("other")
 
 
+@pytest.mark.parametrize("is_told", [True, False], ids=["told", "found"])
 def test_a_call_that_no_text_names_does_not_end_the_health_service(
-    server: HealthServer,
+    server: HealthServer, monkeypatch: pytest.MonkeyPatch, is_told: bool
 ) -> None:
+    """Also if the garbage collector tells nothing of gRPC's task."""
     grpc = pytest.importorskip("grpc")
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+    if not is_told:
+        where_it_breaks = "ringleader.coordinator.grpc_restart._ACCEPTING"
+        monkeypatch.setattr(where_it_breaks, "not told")
     honest = call("/grpc.health.v1.Health/Check", b"")
     where = ("127.0.0.1", server.grpc_port)
     for _ in range(3):

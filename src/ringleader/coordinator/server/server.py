@@ -12,7 +12,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from ringleader.coordinator.grpc_restart import note_broken_servers
+from ringleader.coordinator.grpc_restart import BrokenServers
 from ringleader.coordinator.grpc_tls import TlsSource, server_credentials
 from ringleader.coordinator.registry.limits import MAX_REQUEST_BYTES
 from ringleader.coordinator.registry.state_machine import Registry
@@ -105,7 +105,7 @@ class CoordinatorServer:
             await self.stop()
             raise
         self._tasks.append(asyncio.create_task(runner.tick_forever()))
-        keeping = self._keep_listening(note_broken_servers())
+        keeping = self._keep_listening(BrokenServers())
         self._tasks.append(asyncio.create_task(keeping))
         if self._options.tls is not None:
             watch = self._watch_certificates(self._options.tls)
@@ -181,12 +181,12 @@ class CoordinatorServer:
             if tls() is not self._pem:
                 await self._listen_anew()
 
-    async def _keep_listening(self, broken: asyncio.Event) -> None:
+    async def _keep_listening(self, broken: BrokenServers) -> None:
         """Listen anew when a call has broken gRPC's server."""
         while True:
-            await broken.wait()
-            broken.clear()
-            await self._listen_anew()
+            await broken.next(self._options.listen.host, self.port)
+            if not self._listening.locked():  # else new certificates are being taken
+                await self._listen_anew()
 
     async def _listen_anew(self) -> None:
         """Replace the server, however long that takes."""
