@@ -20,6 +20,11 @@ from ringleader.transport.listening_socket import listen
 from ringleader.transport.secure_socket import SecureSocket
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_probe, "LIMIT_S", 300.0)
+
+
 def member() -> Credentials:
     secret = ClusterSecret(root=Secret(bytes(range(32))))
     return Credentials.issue(secret, NodeKey.ephemeral())

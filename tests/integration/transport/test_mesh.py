@@ -287,8 +287,8 @@ def test_both_ranks_say_where_one_is_looked_for_in_vain(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Rank 0 listens, and nothing leads to it: long before the limit, all is known."""
-    monkeypatch.setattr(dialer, "REPORT_S", 0.05)
-    monkeypatch.setattr(meshes, "REPORT_S", 0.05)
+    monkeypatch.setattr(dialer, "REPORT_S", 0.0)
+    monkeypatch.setattr(meshes, "REPORT_S", 0.0)
     where = tuple(("127.0.0.1", port) for port in free_ports(2))
     with open_listeners(2) as listeners:
         table = Table(listeners)
