@@ -87,9 +87,7 @@ class _Member:
         model, optimizer = task.make_model(dtype)
         options: dict[str, Any] = json.loads(os.environ.get("ELASTIC_OPTIONS", "{}"))
         following.LIVE_BYTES = int(os.environ.get("LIVE_BYTES", following.LIVE_BYTES))
-        for limit in ("LOST_S", "RECOVER_S"):
-            given = float(os.environ.get(limit, getattr(next_view, limit)))
-            setattr(next_view, limit, given)
+        next_view.LOST_S = float(os.environ.get("LOST_S", next_view.LOST_S))
         if os.environ.get("DAMAGE"):
             self._damage_what_comes(model)
         run = elastic(

@@ -298,7 +298,7 @@ class Members(Team):
         self.version = history.version
         with self._session.lock:
             if self._session.step.is_frozen:
-                return False
+                return True  # it has told that it lacks a state; the next view decides
             self._session.step.restore(
                 history.version,
                 history.chain,

@@ -29,12 +29,13 @@ TELL_S: Final = 10.0
 
 POLL_S: Final = 0.2
 
-RECOVER_S = 10.0
-"""How long members without a complete state wait for one that has it, before they load
-a checkpoint: it may be cut off for a moment."""
-
 LOST_S = 60.0
-"""How long they wait if there is no checkpoint."""
+"""How long members without a complete state wait for one that has it, before they load
+a checkpoint or give up: it may be cut off, or slow, and a checkpoint is another
+history."""
+
+OTHERS_S: Final = 20.0
+"""How long one without a checkpoint waits then for another one that loads its own."""
 
 NO_VIEW_S: Final = 60.0
 """Limit for any view. The control thread installs one within seconds, at least of this
@@ -42,7 +43,7 @@ member alone."""
 
 
 Recover = Callable[[], bool]
-"""Loads the newest checkpoint; False if there is none, or a view follows already."""
+"""Loads the newest checkpoint; False if there is none."""
 
 
 def next_view(
@@ -161,22 +162,23 @@ def _find_state(
     names = ", ".join(paused.names)
     text = f"the machines that are here ({names}) have no complete state of the run"
     _log.warning(
-        "waiting: %s; loading the newest checkpoint in %g s, or giving up in %.0f s",
+        "waiting: %s; loading the newest checkpoint, or giving up, in %.0f s",
         text,
-        RECOVER_S,
         lost.left_s(),
     )
-    until = Deadline.after(min(RECOVER_S, lost.left_s()))
+    has_tried = False
+    others_s = OTHERS_S if len(paused.names) > 1 else 0.0
+    limit = Deadline.after(lost.left_s() + others_s)
     while not _comes_within(session, paused, Deadline.after(POLL_S)):
         peers = session.peers
         if peers is not None and peers.is_over:
             raise StateLost(f"elastic: {text}, and the others have finished it")
-        if until.is_over():
+        if lost.is_over() and not has_tried:
+            has_tried = True
             if recover():
                 session.refresh()
                 return
-            until = lost
-        if lost.is_over():
+        if limit.is_over():
             raise StateLost(
                 f"elastic: {text}, and no checkpoint is on this one; no other machine "
                 f"came within {lost.after_s:g} s. Start the run again"

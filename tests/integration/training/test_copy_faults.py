@@ -56,7 +56,7 @@ def test_without_memory_for_two_states_the_checkpoint_is_what_is_left(
 ) -> None:
     with World(tmp_path, 2) as world:
         for index in range(2):
-            little = {"RINGLEADER_MEMORY": "6KB", "RECOVER_S": "0.2"}
+            little = {"RINGLEADER_MEMORY": "6KB", "LOST_S": "0.2"}
             world.start(index, joins=False, **little)
         world.wait_complete()
         source, behind = world.alive.values()
