@@ -245,7 +245,7 @@ class AgentCore:
             case Purpose.ADDRESSES:
                 self.directory.answer(connection)
             case Purpose.STATUS:
-                connection.writer.write(framing.pack(self.snapshot()))
+                framing.write(connection.writer, framing.pack(self.snapshot()))
                 connection.close()
             case _:
                 await self.services.serve_peer(connection)

@@ -86,7 +86,8 @@ class PeerDirectory:
     def answer(self, connection: PeerConnection) -> None:
         """Tell a peer the addresses of the node that it asks for, and hang up."""
         known = list(dict.fromkeys(self._known(NodeId(connection.hello.subject))))
-        connection.writer.write(framing.pack(NodeAddresses(known[:MAX_ADDRESSES])))
+        told = NodeAddresses(known[:MAX_ADDRESSES])
+        framing.write(connection.writer, framing.pack(told))
         connection.close()
 
     def _known(self, node: NodeId) -> Iterator[Address]:

@@ -59,7 +59,7 @@ class ServiceStream:
     async def send_body(self, body: bytes) -> None:
         """Send a body that is already encoded."""
         try:
-            self.writer.write(framing.frame(body))
+            framing.write(self.writer, framing.frame(body))
             await self.writer.drain()
         except OSError as exc:
             raise PeerLost(self.who, self.lost or "closed the connection") from exc

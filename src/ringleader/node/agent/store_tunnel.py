@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 
 from ringleader.errors import PeerError
 from ringleader.node.peering.peer_connection import PeerConnection
+from ringleader.node.protocol import framing
 
 BLOCK_BYTES = 64 << 10
 LOOPBACK = "127.0.0.1"
@@ -90,7 +91,7 @@ async def splice(
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     with contextlib.suppress(OSError):
         while block := await reader.read(BLOCK_BYTES):
-            writer.write(block)
+            framing.write(writer, block)
             await writer.drain()
 
 

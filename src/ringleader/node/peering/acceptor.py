@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import ssl
 from collections import Counter
@@ -37,6 +38,8 @@ from ringleader.node.protocol import framing
 from ringleader.node.protocol.agent_port import AGENT_PORT
 from ringleader.node.protocol.hello import AgentHello, read_hello
 from ringleader.transport.listening_socket import listen
+
+_log = logging.getLogger(__name__)
 
 MAX_HALF_OPEN = 64
 """asyncio allocates 256 KiB per TLS connection, so all of them take 16 MiB."""
@@ -144,6 +147,9 @@ class Acceptor:
     async def _handle(self, connection: PeerConnection) -> None:
         try:
             await self.on_connection(connection)
+        except (OSError, PeerError) as exc:  # it went, or fell silent
+            connection.abort()
+            _log.info("%s: %s", connection.node, exc)
         except Exception:
             connection.abort()  # the peer must not wait for a handler that failed
             raise
@@ -172,7 +178,7 @@ class Acceptor:
                 )
                 hello = await self._read_hello(reader, writer, pending.address, node)
                 reply = self.handshake.hello(hello.purpose, hello.subject)
-                writer.write(framing.pack(reply))
+                framing.write(writer, framing.pack(reply))
                 await writer.drain()
             except BaseException:
                 writer.transport.abort()
@@ -216,7 +222,7 @@ class Acceptor:
         except ProtocolError as exc:  # an authenticated member is told the reason
             ours = self.handshake.hello("", "")
             refusal = msgspec.structs.replace(ours, refusal=exc.text[:256])
-            writer.write(framing.pack(refusal))
+            framing.write(writer, framing.pack(refusal))
             await writer.drain()
             raise
         return hello

@@ -141,7 +141,8 @@ async def _connect_one(
             )
             try:
                 node = authenticate(handshake.credentials, writer, expect, who)
-                writer.write(framing.pack(handshake.hello(purpose, subject)))
+                hello_frame = framing.pack(handshake.hello(purpose, subject))
+                framing.write(writer, hello_frame)
                 hello = await _read_reply(reader, who, node)
             except BaseException:
                 writer.transport.abort()

@@ -75,9 +75,9 @@ class LinkProbe:
             async with asyncio.timeout(LIMIT_S), self._busy:
                 listening = listen("", self.ports)
                 port: int = listening.getsockname()[1]
-                connection.writer.write(framing.pack(ProbePort(port)))
+                framing.write(connection.writer, framing.pack(ProbePort(port)))
                 return await asyncio.to_thread(self._accept, listening, node)
-        except (TimeoutError, ConfigError) as exc:
+        except (OSError, ConfigError) as exc:
             text = f"the link could not be measured ({str(exc) or 'no answer in time'})"
             raise PeerUnreachable(node, text) from exc
         finally:

@@ -13,7 +13,7 @@ import msgspec
 from ringleader.errors import PeerLost, ProtocolError
 
 if TYPE_CHECKING:  # slow to import, and not needed on local sockets
-    from asyncio import StreamReader
+    from asyncio import StreamReader, StreamWriter
 
 MAX_BYTES = 4 << 20
 """Largest frame accepted from a member: a view with 64 node states fits."""
@@ -52,3 +52,13 @@ async def read(reader: StreamReader, who: str, limit: int = MAX_BYTES) -> bytes:
         return await reader.readexactly(size)
     except (EOFError, OSError) as exc:  # asyncio.IncompleteReadError is an EOFError
         raise PeerLost(who, "closed the connection") from exc
+
+
+def write(writer: StreamWriter, data: bytes | memoryview) -> None:
+    """Buffer frames, or what follows one; raises an ``OSError`` once it is closed.
+
+    asyncio's TLS raises AttributeError instead, if the connection was closed twice.
+    """
+    if writer.is_closing():
+        raise ConnectionResetError("the connection was closed")
+    writer.write(data)

@@ -194,7 +194,10 @@ class LiveLearner:
         hello = LearnerHello(
             state.layout().digest(), state.fingerprint(), stream.index, stream.count
         )
-        connection.writer.write(framing.pack(hello))
+        try:
+            framing.write(connection.writer, framing.pack(hello))
+        except OSError as exc:
+            raise PeerLost(who, "closed the connection") from exc
         reply = await read_message(reader, who, SourceReply, 4096)
         if reply.refusal:
             raise PeerRefused(who, reply.refusal[:500])

@@ -173,7 +173,7 @@ class LiveSource:
         reader, writer = connection.reader, connection.writer
         hello = await read_message(reader, name, LearnerHello, HELLO_BYTES)
         refusal = self._refusal(hello, connection.hello.incarnation)
-        writer.write(framing.pack(SourceReply(refusal)))
+        framing.write(writer, framing.pack(SourceReply(refusal)))
         await writer.drain()
         if refusal:
             return None
@@ -261,14 +261,12 @@ class LiveSource:
         header: StepHeader,
         payload: Sequence[Tensor],
     ) -> None:
-        writer.write(framing.pack(header))
+        framing.write(writer, framing.pack(header))
         for part in payload:
             view = memoryview(part.numpy().data)
             for begin in range(0, len(view), _CHUNK_BYTES):
-                if writer.is_closing():
-                    raise ConnectionResetError("the connection was closed")
                 chunk = view[begin : begin + _CHUNK_BYTES]
-                writer.write(chunk)
+                framing.write(writer, chunk)
                 await writer.drain()
                 await self._pace.sent(len(chunk))
 
