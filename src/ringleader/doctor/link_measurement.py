@@ -24,12 +24,11 @@ from ringleader.doctor.probe_address import DialFailed, limit_segments, open_con
 from ringleader.doctor.rules.link_speed import is_suspect, slower_direction
 from ringleader.errors import DeadlineExceeded, PeerError
 from ringleader.ids import NodeId
+from ringleader.node.peering import link_probe
 from ringleader.node.peering.peer_connection import HandshakeContext, PeerConnection
 from ringleader.node.protocol import framing
 from ringleader.node.protocol.hello import MAX_HELLO_BYTES, Purpose
 from ringleader.node.protocol.probe_port import decode_probe_port
-from ringleader.topology.link_profile import LinkProfile
-from ringleader.topology.link_speed import measure_sending
 
 TURN_S = 2.5
 """How long the other side may take until it is free for a probe."""
@@ -115,7 +114,7 @@ class LinkMeasurer:
     def _probe(
         self, address: Address, node: NodeId, *, small_segments: bool
     ) -> LinkMeasurement:
-        """Measure in a thread, with blocking sockets as tensors use them."""
+        """Measure in a thread, which may wait for the network."""
         left_s = max(0.1, self.deadline.left_s())
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         with socket.socket(family, socket.SOCK_STREAM) as raw:
@@ -134,24 +133,13 @@ class LinkMeasurer:
             patience_s = LIMIT_S + min(FAR_S, ROUND_TRIPS * connect_s)
             limit = Deadline.after(min(patience_s, left_s) - connect_s)
             try:
-                profile = self._measure(raw, node, limit)
+                ours = self.handshake.credentials
+                profile = link_probe.measure(raw, ours, node, limit, is_server=False)
             except (TimeoutError, DeadlineExceeded):
                 return LinkMeasurement(LinkOutcome.STALLED)
             except (PeerError, OSError):
                 return LinkMeasurement(LinkOutcome.SKIPPED)
             return LinkMeasurement(LinkOutcome.MEASURED, profile)
-
-    def _measure(
-        self, raw: socket.socket, node: NodeId, limit: Deadline
-    ) -> LinkProfile:
-        ours = self.handshake.credentials
-        raw.settimeout(max(0.01, limit.left_s()))
-        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        name = ours.server_name(host=raw.getpeername()[0])
-        with ours.client.wrap_socket(raw, server_hostname=name) as sock:
-            ours.check_alpn(sock)
-            ours.verify(sock.getpeercert(True), expect=node)
-            return measure_sending(sock, limit, peer=node)
 
 
 def _better(first: LinkMeasurement, second: LinkMeasurement) -> LinkMeasurement:

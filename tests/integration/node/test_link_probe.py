@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from ringleader.deadline import Deadline
@@ -13,6 +15,7 @@ from ringleader.identity.secret_value import Secret
 from ringleader.ids import NodeId
 from ringleader.node.peering import link_probe
 from ringleader.node.peering.link_probe import LinkProbe
+from ringleader.node.peering.link_probe import measure as measure_link
 from ringleader.testing.threaded_world import run_threads
 from ringleader.topology.link_profile import LinkProfile
 from ringleader.transport.dialer import secure
@@ -79,3 +82,11 @@ def test_another_node_than_expected_is_not_measured() -> None:
     assert isinstance(here, PeerUntrusted)
     assert "unexpected node" in str(here)
     assert isinstance(there, PeerError)
+
+
+def test_a_peer_that_leaves_at_once_is_an_error_of_the_peer() -> None:
+    """Other errors would end the measurements of all links."""
+    one, gone = member(), socket.socket()
+    with pytest.raises(PeerError, match="cannot be reached"):
+        measure_link(gone, one, member().node, Deadline.after(300.0), is_server=True)
+    assert gone.fileno() < 0

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ringleader.deadline import Deadline
-from ringleader.errors import ConfigError, PeerUnreachable, ProtocolError
+from ringleader.errors import ConfigError, PeerError, PeerUnreachable, ProtocolError
 from ringleader.identity.node_credentials import NodeCredentials
 from ringleader.ids import NodeId
 from ringleader.node.peering.peer_connection import PeerConnection, connection_error
@@ -89,7 +89,7 @@ class LinkProbe:
             raw = socket.create_connection(address, deadline.left_s())
         except OSError as exc:
             raise connection_error(f"{address[0]}:{address[1]}", exc) from exc
-        return self._measure(raw, node, deadline, is_server=False)
+        return measure(raw, self.credentials, node, deadline, is_server=False)
 
     def _accept(self, listening: socket.socket, node: NodeId) -> LinkProfile:
         deadline = Deadline.after(LIMIT_S)
@@ -100,19 +100,30 @@ class LinkProbe:
             except OSError as exc:
                 text = "did not connect to the probe port; does a firewall block it?"
                 raise PeerUnreachable(node, text) from exc
-        return self._measure(raw, node, deadline, is_server=True)
+        return measure(raw, self.credentials, node, deadline, is_server=True)
 
-    def _measure(
-        self, raw: socket.socket, node: NodeId, deadline: Deadline, *, is_server: bool
-    ) -> LinkProfile:
-        host = raw.getpeername()[0]
-        kind = kind_of_peer(host, list_interfaces())
-        work = link_speed.measure_receiving if is_server else link_speed.measure_sending
+
+def measure(
+    raw: socket.socket,
+    credentials: NodeCredentials,
+    node: NodeId,
+    deadline: Deadline,
+    *,
+    is_server: bool,
+) -> LinkProfile:
+    """Measure over a connection to ``node``, and close it.
+
+    Raises ``PeerError`` if the link cannot be measured.
+    """
+    work = link_speed.measure_receiving if is_server else link_speed.measure_sending
+    try:
         with raw:
+            host = raw.getpeername()[0]
+            kind = kind_of_peer(host, list_interfaces())
             tcp_socket.tune(raw)
             made = SecureSocket(
                 raw,
-                self.credentials,
+                credentials,
                 node,
                 is_server=is_server,
                 expect=node,
@@ -120,6 +131,10 @@ class LinkProbe:
             )
             with secure(made, deadline) as sock:
                 return work(_Stream(sock), deadline, peer=node, kind=kind)
+    except PeerError:
+        raise
+    except OSError as exc:
+        raise connection_error(str(node), exc) from exc
 
 
 class _Stream:
