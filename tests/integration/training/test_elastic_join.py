@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
+from ringleader.deadline import Deadline
 from ringleader.groups.group import Group
 from ringleader.testing.processes import ForkServer, Ready, spawn_ranks
 from ringleader.training import following
+from ringleader.training.join.live_learner import LiveLearner
 from ringleader.training.run import ElasticRun
 from tests.kit import elastic_task
 from tests.kit.elastic_task import SPEC, Member, Trained, difference, members
@@ -20,36 +22,40 @@ TIME_S = 300.0
 NUM_MEMBERS = 3
 
 
-class Texts(logging.Handler):
-    """Keeps what is logged."""
+class NotedLearner(LiveLearner):
+    """Keeps whether it became level with the run."""
 
-    def __init__(self) -> None:
-        super().__init__(logging.INFO)
-        self.texts: list[str] = []
+    levels: ClassVar[list[bool]] = []
 
-    def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
-
-
-def pause(run: ElasticRun) -> None:
-    """Compute for a while; for long in the second half, if the newcomer is late."""
-    nodes = {entry.node for entry in run.ledger().entries()}
-    is_late = run.version > 8 and len(nodes) < NUM_MEMBERS
-    time.sleep(2.0 if is_late else 0.05)
+    def wait_level(self, deadline: Deadline) -> bool:
+        is_level = super().wait_level(deadline)
+        self.levels.append(is_level)
+        return is_level
 
 
 def joining_member(
-    group: Group, ready: Ready, world: list[Member], live_bytes: int
-) -> tuple[Trained, list[str]]:
+    group: Group, ready: Ready, world: list[Member], live_bytes: int, under_way: Path
+) -> tuple[Trained, list[bool]]:
     """Be one member, which takes a while for each quantum."""
+
+    def pause(run: ElasticRun) -> None:
+        """Compute for a while; for long in the second half, if the newcomer is late."""
+        if run.version >= 1:
+            under_way.touch()
+        nodes = {entry.node for entry in run.ledger().entries()}
+        is_late = run.version > 8 and len(nodes) < NUM_MEMBERS
+        time.sleep(2.0 if is_late else 0.05)
+
     group.close()
     ready()
     following.LIVE_BYTES = live_bytes
-    handler = Texts()
-    logging.getLogger("ringleader.training").setLevel(logging.INFO)
-    logging.getLogger("ringleader.training").addHandler(handler)
-    trained = elastic_task.train(world[group.rank].config(), pause=pause)
-    return trained, handler.texts
+    pytest.MonkeyPatch().setattr(following, "LiveLearner", NotedLearner)
+    me = world[group.rank]
+    limit = Deadline.after(TIME_S)
+    while me.is_joiner and not under_way.exists():
+        assert not limit.is_over(), "the others have begun no second step"
+        time.sleep(0.01)
+    return elastic_task.train(me.config(), pause=pause), NotedLearner.levels
 
 
 @pytest.mark.slow
@@ -61,7 +67,12 @@ def test_a_newcomer_gets_the_state_and_takes_its_share(
     world = [replace(each, size=2) for each in world]
     world[2] = replace(world[2], is_joiner=True)
     with spawn_ranks(
-        3, joining_member, world, live_bytes, fork_server=fork_server
+        3,
+        joining_member,
+        world,
+        live_bytes,
+        tmp_path / "under way",
+        fork_server=fork_server,
     ) as ranks:
         results = [rank.result(TIME_S) for rank in ranks]
     for trained, _ in results:
@@ -70,8 +81,7 @@ def test_a_newcomer_gets_the_state_and_takes_its_share(
         once = [(epoch, i) for epoch in epochs for i in range(SPEC.num_samples)]
         assert sorted(trained.positions) == once
         assert len(trained.nodes) == NUM_MEMBERS, "the newcomer computed quanta"
-    (first, _), _, (newcomer, texts) = results
-    assert live_bytes or min(newcomer.digests) > 1, "it followed steps before it came"
+    (first, _), _, (newcomer, levels) = results
+    assert min(newcomer.digests) > 1, "it came when the run was under way"
     assert all(newcomer.digests[v] == first.digests[v] for v in newcomer.digests)
-    is_live = "level with the run: yes" in texts
-    assert is_live == (not live_bytes)
+    assert levels == ([] if live_bytes else [True]), "a large state is followed"
