@@ -1,4 +1,4 @@
-"""Whose connection it is: the address of a client, or the user on this machine.
+"""Tells whose a connection is: that of an address, or of a user on this machine.
 
 All users of a machine have the address 127.0.0.1, so the kernel is asked who owns the
 other end of a connection. Linux tells it for one connection in 30 microseconds; where
@@ -21,7 +21,7 @@ _ASKED = struct.Struct("=BBBBI")
 _REST = struct.Struct("=III")
 """The interface, and a cookie that fits every socket."""
 _USER_AT = 64
-"""Of ``struct inet_diag_msg``: 4 bytes, the two ends in 48, then three numbers."""
+"""Where the user's number stands in the kernel's answer (``struct inet_diag_msg``)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ MAX_BYTES = 8 << 30
 
 _NAMED = re.compile(r"[A-Za-z0-9][\w.-]*\s*(?:\[[^\]]*\])?\s*@\s*(.+)")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
-"""Of two letters and more: ``C:`` is a drive."""
+"""The scheme of a URL. It has at least two letters: ``C:`` is a drive."""
 _EXTRAS = re.compile(r"\[[^\]]*\]$")
 _ARCHIVES = (".whl", ".zip", ".tgz", ".tar", ".gz", ".bz2", ".xz", ".lzma", ".tbz")
 _KEYS = {"path", "directory", "editable", "registry", "url", "find-links", "git"}

@@ -155,7 +155,7 @@ class Pruned(_Tagged, frozen=True):
 
     num_jobs: Count
     num_bytes: Count
-    """Of these jobs, and of files of projects that no job is prepared with."""
+    """What the jobs took, and the files in the store that no job is prepared with."""
 
 
 class FilePart(_Tagged, frozen=True):

@@ -58,7 +58,7 @@ class _Service:
     for_local: bool
     for_peers: bool
     num_streams: Counter[bool] = field(default_factory=Counter)
-    """Of this user's programs (True), and of other machines."""
+    """How many are open: those of this user's programs (True) and of other machines."""
 
 
 @dataclass(slots=True)

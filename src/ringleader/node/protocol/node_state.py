@@ -149,7 +149,7 @@ class JobEnded(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     round: Name
     ok: bool
     history: LineageName = ""
-    """Of a run that survives: which of its histories the workers have finished."""
+    """Which history the workers have finished, if the run survives losses; else ''."""
 
 
 class SplitSeen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
