@@ -10,15 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from ringleader.node.launch.resident_agent import start_resident, stop_resident
-from ringleader.node.protocol.agent_config import AgentConfig
 from ringleader.testing.node_process import make_home
 from tests.kit.machines import RINGLEADER
+from tests.kit.resident_machine import LOOPBACK, resident_machine
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs Unix sockets")
 
 LIMIT_S = 300.0
-LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 BROKEN = "raise RuntimeError('this is no library of yours')\n"
 """torch imports a module of the name ``cuda`` where there is one."""
 TRAIN = """
@@ -32,20 +30,8 @@ print("trained with", NAME, os.path.basename(sys.path[0]))
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
-    made = make_home(tmp_path / "home", os.urandom(32))
-    record = start_resident(
-        AgentConfig(
-            home=str(made),
-            interfaces=[LOOPBACK],
-            profile="loopback",
-            name="desk",
-            is_resident=True,
-            accepts_jobs=True,
-        )
-    )
-    yield made
-    stop_resident(made)
-    os.waitpid(record.pid, 0)  # it was a child of this process
+    with resident_machine(tmp_path) as made:
+        yield made
 
 
 def run(folder: Path, home: Path, *words: str, **variables: str) -> tuple[int, str]:

@@ -20,19 +20,13 @@ from ringleader.jobs.client.channel import find_agent
 from ringleader.jobs.machine.job_folder import JobFolder, jobs_directory
 from ringleader.jobs.protocol.job_record import JobRecord, JobState
 from ringleader.jobs.protocol.job_spec import JobMachine, JobSpec
-from ringleader.node.launch.resident_agent import (
-    find_resident,
-    start_resident,
-    stop_resident,
-)
-from ringleader.node.protocol.agent_config import AgentConfig
-from ringleader.testing.node_process import make_home
+from ringleader.node.launch.resident_agent import find_resident
 from tests.kit.machines import RINGLEADER
+from tests.kit.resident_machine import resident_machine
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs Unix sockets")
 
 LIMIT_S = 240.0
-LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 SCRIPT = """
 import os, sys, time
@@ -50,20 +44,8 @@ time.sleep(float(sys.argv[1]))
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
-    made = make_home(tmp_path / "home", os.urandom(32))
-    record = start_resident(
-        AgentConfig(
-            home=str(made),
-            interfaces=[LOOPBACK],
-            profile="loopback",
-            name="desk",
-            is_resident=True,
-            accepts_jobs=True,
-        )
-    )
-    yield made
-    stop_resident(made)
-    os.waitpid(record.pid, 0)  # it was a child of this process
+    with resident_machine(tmp_path) as made:
+        yield made
 
 
 class Screen:

@@ -13,15 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from ringleader.node.launch.resident_agent import start_resident, stop_resident
-from ringleader.node.protocol.agent_config import AgentConfig
-from ringleader.testing.node_process import make_home
 from tests.kit.machines import RINGLEADER
+from tests.kit.resident_machine import resident_machine
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs Unix sockets")
 
 LIMIT_S = 240.0
-LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 SCRIPT = """
 import os, pathlib, sys
 print("checkpoints", os.environ["RINGLEADER_CHECKPOINT"])
@@ -63,24 +60,13 @@ class Desk:
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
     """Its agent runs as bob would, whose home is not that of anna, who types."""
     monkeypatch.setenv("HOME", str(tmp_path / "bob"))
-    home = make_home(tmp_path / "home", os.urandom(32))
-    record = start_resident(
-        AgentConfig(
-            home=str(home),
-            interfaces=[LOOPBACK],
-            profile="loopback",
-            name="desk",
-            is_resident=True,
-        )
-    )
     project = tmp_path / "anna" / "project"
     project.mkdir(parents=True)
     (project / "train.py").write_text(SCRIPT)
     (project / "list.txt").write_text("x")
     (tmp_path / "anna" / "data.csv").touch()
-    yield Desk(home, project)
-    stop_resident(home)
-    os.waitpid(record.pid, 0)  # it was a child of this process
+    with resident_machine(tmp_path, accepts_jobs=False) as home:
+        yield Desk(home, project)
 
 
 def test_what_a_job_wrote_is_named_and_comes_home(desk: Desk, tmp_path: Path) -> None:
