@@ -25,6 +25,7 @@ from ringleader.deadline import Deadline
 from ringleader.errors import PeerUntrusted, RingleaderError
 from ringleader.identity.certificates.pem import PemCredentials
 from ringleader.identity.secret_value import Secret
+from ringleader.settings.tls_files import TlsFiles
 from ringleader.transport.free_ports import free_ports
 from tests.kit.certificates import TestCa, new_key, pem_of
 from tests.kit.malformed_requests import call
@@ -97,18 +98,24 @@ def test_a_call_whose_path_is_no_text_ends_no_coordinator(command: Command) -> N
     assert process.returncode == 0, said
 
 
-def test_a_killed_coordinator_is_not_said_to_refuse_certificates(
-    command: Command, tmp_path: Path
-) -> None:
-    lab, key = TestCa(), new_key()
-    files = lab.files(tmp_path, "127.0.0.1")
+def start_with_tls(
+    command: Command, files: TlsFiles
+) -> tuple[subprocess.Popen[str], int]:
+    """Start a coordinator that asks for certificates; return it and its port."""
     process = command.start(
         "127.0.0.1:0",
         *(f"--tls-ca={files.ca}", f"--tls-cert={files.cert}"),
         f"--tls-key={files.key}",
     )
     assert process.stdout is not None
-    port = int(process.stdout.readline().split(":")[1].split()[0])
+    return process, int(process.stdout.readline().split(":")[1].split()[0])
+
+
+def test_a_killed_coordinator_is_not_said_to_refuse_certificates(
+    command: Command, tmp_path: Path
+) -> None:
+    lab, key = TestCa(), new_key()
+    process, port = start_with_tls(command, lab.files(tmp_path, "127.0.0.1"))
     pem = PemCredentials(lab.pem, lab.issue(key, "127.0.0.1"), Secret(pem_of(key)))
 
     async def reasons() -> list[str]:
@@ -270,14 +277,7 @@ def test_both_sides_say_why_a_certificate_is_refused(
     command: Command, tmp_path: Path
 ) -> None:
     lab, key = TestCa(), new_key()
-    files = lab.files(tmp_path, "127.0.0.1")
-    process = command.start(
-        "127.0.0.1:0",
-        *(f"--tls-ca={files.ca}", f"--tls-cert={files.cert}"),
-        f"--tls-key={files.key}",
-    )
-    assert process.stdout is not None
-    port = int(process.stdout.readline().split(":")[1].split()[0])
+    process, port = start_with_tls(command, lab.files(tmp_path, "127.0.0.1"))
     expired = lab.issue(key, "127.0.0.1", until=-timedelta(hours=1))
     pem = PemCredentials(lab.pem, expired, Secret(pem_of(key)))
 
