@@ -16,6 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
+from ringleader.rate_limit import RateLimiter
+
 BURST = 5
 PER_S = 1 / 60
 MAX_BYTES = 256 << 10
@@ -32,18 +34,14 @@ class LogLimit(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._left, self._then_s = float(BURST), time.monotonic()
+        self._limiter = RateLimiter(per_s=PER_S, burst=BURST)
         self._dropped = 0
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether to log the record."""
-        now_s = time.monotonic()
-        grown = self._left + (now_s - self._then_s) * PER_S
-        self._left, self._then_s = min(float(BURST), grown), now_s
-        if self._left < 1.0:
+        if self._limiter.wait_s("", time.monotonic()):
             self._dropped += 1
             return False
-        self._left -= 1.0
         if self._dropped:
             text = record.getMessage().rstrip()
             record.msg, record.args = (
@@ -81,15 +79,11 @@ class LimitedText(io.TextIOBase):
 
     def __init__(self, target: TextIO) -> None:
         self._target = target
-        self._left, self._then_s = float(MAX_PRINTED), time.monotonic()
+        self._limiter = RateLimiter(per_s=PRINTED_PER_S, burst=MAX_PRINTED)
 
     def write(self, text: str, /) -> int:
         """Pass on a text, or drop it."""
-        now_s = time.monotonic()
-        grown = self._left + (now_s - self._then_s) * PRINTED_PER_S
-        self._left, self._then_s = min(float(MAX_PRINTED), grown), now_s
-        if self._left >= len(text):
-            self._left -= len(text)
+        if not self._limiter.wait_s("", time.monotonic(), len(text)):
             self._target.write(text)
         return len(text)
 

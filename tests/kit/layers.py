@@ -292,13 +292,16 @@ LAYERS: tuple[tuple[Package, ...], ...] = (
         Package("codec", "float32 arrays in fewer bytes: int8, 1 bit, fp16, bf16"),
         Package("settings", "the only reader of environment variables"),
     ),
-    (Package("deadline", "one moment that bounds a whole operation"),),
+    (
+        Package("deadline", "one moment that bounds a whole operation"),
+        Package("log_limit", "bounds what strangers can make a process log"),
+    ),
     (
         Package("connection_room", "places for connections; silent ones make room"),
         Package("decoding", "messages of a type, decoded in any thread"),
         Package("errors", "every error, ordered by what the caller should do"),
-        Package("log_limit", "bounds what strangers can make a process log"),
         Package("ids", "typed ids of nodes, clusters and jobs"),
+        Package("rate_limit", "how often something may happen: token buckets"),
     ),
 )
 """From the top to the bottom: imports point down."""

@@ -14,9 +14,9 @@ from ringleader.paramserver.server.admission import (
 )
 from ringleader.paramserver.server.http.client_network import is_loopback, network_of
 from ringleader.paramserver.server.http.http_server import ListenAddress
-from ringleader.paramserver.server.http.rate_limit import MAX_KEYS, RateLimiter
 from ringleader.paramserver.server.http.upload_buffers import UploadBuffers
 from ringleader.paramserver.server.update_headers import UpdateKey
+from ringleader.rate_limit import MAX_KEYS, RateLimiter
 
 SECRET = bytes(range(16))
 KEY = UpdateKey(0, 0, 0)

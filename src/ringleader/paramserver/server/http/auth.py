@@ -13,7 +13,6 @@ from ringleader.paramserver.server.http.connection_limits import (
     mark_worker,
     unmark_worker,
 )
-from ringleader.paramserver.server.http.rate_limit import RateLimiter
 from ringleader.paramserver.server.http.responses import (
     CLOSE,
     Refusal,
@@ -21,6 +20,7 @@ from ringleader.paramserver.server.http.responses import (
     refusal,
 )
 from ringleader.paramserver.server.training import Training
+from ringleader.rate_limit import RateLimiter
 
 
 class Authenticator:

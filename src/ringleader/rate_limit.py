@@ -1,4 +1,4 @@
-"""Limits the rate of requests per key, by token buckets."""
+"""Limits how often something may happen, per key, by token buckets."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class RateLimiter:
     burst: float
     _left: OrderedDict[str, tuple[float, float]] = field(default_factory=OrderedDict)
 
-    def wait_s(self, key: str, now_s: float) -> int:
-        """Take a token; return 0, or the seconds to wait if the bucket is empty."""
+    def wait_s(self, key: str, now_s: float, tokens: float = 1.0) -> int:
+        """Take tokens; return 0, or the seconds until the bucket holds as many."""
         left, then_s = self._left.pop(key, (self.burst, now_s))
         left = min(self.burst, left + (now_s - then_s) * self.per_s)
-        may = left >= 1.0
-        self._left[key] = (left - 1.0 if may else left, now_s)
+        may = left >= tokens
+        self._left[key] = (left - tokens if may else left, now_s)
         if len(self._left) > MAX_KEYS:
             self._left.popitem(last=False)
-        return 0 if may else max(1, math.ceil((1.0 - left) / self.per_s))
+        return 0 if may else max(1, math.ceil((tokens - left) / self.per_s))
