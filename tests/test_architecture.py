@@ -45,7 +45,7 @@ HOMES = {
     "cryptography": {"identity"},
     "spake2": {"identity"},
     "zeroconf": {"discovery"},
-    "grpc": {"coordinator", "transport"},
+    "grpc": {"coordinator", "grpc_server", "transport"},
     "grpc_health": {"coordinator"},
     "grpc_reflection": {"coordinator"},
     "google": {"coordinator", "transport"},

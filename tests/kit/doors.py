@@ -203,7 +203,7 @@ def _door(name: str, port: int, log: Path, process: Any) -> OpenDoor:  # noqa: A
             path, status = "/", 200
         case "coordinator":
             door = Door(name, port, "grpc", honest=_CALLS)
-            return OpenDoor(door, log, lambda: _speaks_http2(port, process, log))
+            return OpenDoor(door, log, lambda: _speaks_http2(port))
         case _:
             door = Door(name, port, "tls", is_tls=True)
             return OpenDoor(door, log, lambda: process.poll() is None)
@@ -220,9 +220,8 @@ def _status(port: int, path: str, *, is_tls: bool) -> int:
         return int(found.split(b" ")[1])
 
 
-def _speaks_http2(port: int, process: Any, log: Path) -> bool:  # noqa: ANN401
+def _speaks_http2(port: int) -> bool:
     """Whether a call of an honest worker is answered."""
-    _wait_for_port(port, process, log)  # it may be beginning anew
     with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as line:
         line.sendall(call("/grpc.health.v1.Health/Check", b""))
         found = b""

@@ -299,6 +299,7 @@ LAYERS: tuple[tuple[Package, ...], ...] = (
     (
         Package("connection_room", "places for connections; silent ones make room"),
         Package("decoding", "messages of a type, decoded in any thread"),
+        Package("grpc_server", "gRPC's asyncio server, which no stranger's call ends"),
         Package("errors", "every error, ordered by what the caller should do"),
         Package("ids", "typed ids of nodes, clusters and jobs"),
         Package("rate_limit", "how often something may happen: token buckets"),

@@ -438,7 +438,7 @@ def _open(door: Door, number: int) -> _Line | None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
     try:
         sock.settimeout(60)
-        _connect(sock, door.port)
+        sock.connect(("127.0.0.1", door.port))
         if is_inside_tls(door, number):
             sock = TRUSTING.wrap_socket(sock)
         sock.settimeout(0)
@@ -449,19 +449,6 @@ def _open(door: Door, number: int) -> _Line | None:
     is_silent = door.is_tls and not is_inside_tls(door, number)
     hold_s = _HOLD_S if number % 50 == 0 else 0.02 if is_silent else 0.3
     return _Line(sock, pieces, time.monotonic() + hold_s)
-
-
-def _connect(sock: socket.socket, port: int) -> None:
-    """Connect; a server that begins anew is waited for."""
-    until_s = time.monotonic() + 60
-    while True:
-        try:
-            sock.connect(("127.0.0.1", port))
-            return
-        except ConnectionRefusedError:
-            if time.monotonic() > until_s:
-                raise
-            time.sleep(0.01)
 
 
 def _advance(line: _Line, selector: selectors.BaseSelector, tally: Tally) -> bool:

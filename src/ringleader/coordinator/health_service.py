@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import suppress
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from ringleader.coordinator.grpc_restart import BrokenServers
 from ringleader.errors import ConfigError
+from ringleader.grpc_server import new_server
 
 WATCH_EVERY_S = 1.0
 STOP_S = 1.0
-RESTART_S = 1.0
 MAX_CALLS = 32
 MAX_REQUEST_BYTES = 4096
 
@@ -67,50 +65,14 @@ async def serve_health(
     host: str, port: int, services: Mapping[str, Ask]
 ) -> tuple[int, Callable[[], Awaitable[None]]]:
     """Serve on ``port``, 0 for any; return the port and what stops the service."""
-    service = _HealthServicer(services)
-    server, bound = await _start(host, port, service)
-    where = (host, bound)
-    keeping = asyncio.create_task(_keep(server, where, service, BrokenServers()))
-
-    async def stop() -> None:
-        keeping.cancel()
-        with suppress(asyncio.CancelledError):
-            await keeping
-
-    return bound, stop
-
-
-async def _keep(
-    server: grpc.aio.Server,
-    where: tuple[str, int],
-    service: _HealthServicer,
-    broken: BrokenServers,
-) -> None:
-    """Start another server when a call has broken one, until cancelled."""
-    while True:
-        try:
-            await broken.next(*where)
-        finally:
-            await server.stop(STOP_S)
-        while True:
-            try:
-                server, _ = await _start(*where, service)
-                break
-            except ConfigError:  # something else has taken the port meanwhile
-                await asyncio.sleep(RESTART_S)
-
-
-async def _start(
-    host: str, port: int, service: _HealthServicer
-) -> tuple[grpc.aio.Server, int]:
-    server = grpc.aio.server(
-        maximum_concurrent_rpcs=MAX_CALLS,
-        options=[
+    server = new_server(
+        (
             ("grpc.so_reuseport", 0),
             ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
-        ],
+        ),
+        max_calls=MAX_CALLS,
     )
-    health_pb2_grpc.add_HealthServicer_to_server(service, server)
+    health_pb2_grpc.add_HealthServicer_to_server(_HealthServicer(services), server)
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         bound = server.add_insecure_port(where)
@@ -118,4 +80,8 @@ async def _start(
         await server.stop(None)
         raise ConfigError(f"cannot listen on {where} for gRPC health: {exc}") from exc
     await server.start()
-    return server, bound
+
+    async def stop() -> None:
+        await server.stop(STOP_S)
+
+    return bound, stop

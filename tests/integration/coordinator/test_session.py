@@ -38,6 +38,7 @@ from ringleader.identity.node_key import NodeKey
 from ringleader.identity.secret_value import Secret
 from ringleader.transport.free_ports import free_ports
 from tests.kit.certificates import BOTH_USES, DAY, TestCa, new_key, pem_of
+from tests.kit.undecodable_call import UNIMPLEMENTED, send_undecodable_call
 
 LAB = TestCa()
 RED, BLUE = Secret(b"r" * 32), Secret(b"b" * 32)
@@ -125,6 +126,31 @@ def test_every_worker_learns_of_all_others_by_rank() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("is_plain", [True, False], ids=["plain", "member"])
+def test_a_call_that_no_text_names_disturbs_nobody(is_plain: bool) -> None:
+    """The worker watches its peers over the connection that it had before."""
+    tls = None if is_plain else _cluster(b"1")
+
+    async def scenario() -> None:
+        async with coordinator(tls=tls) as server:
+            first = session(server.port, "a", tls=tls)
+            await begin(first)
+            pem = tls and tls()
+            for _ in range(3):
+                answer = await asyncio.to_thread(
+                    send_undecodable_call, server.port, pem
+                )
+                assert UNIMPLEMENTED in answer
+            second = session(server.port, "b", tls=tls)
+            await begin(second)
+            await until(lambda: names(first) == {0: "a", 1: "b"})
+            assert not first.trouble
+            await first.close()
+            await second.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_restart_of_the_coordinator_loses_nobody(tmp_path: Path) -> None:
     """ZF-7: heartbeats are sent; without its state the coordinator learns everybody
     again, with it everybody keeps the rank."""

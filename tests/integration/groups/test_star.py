@@ -47,6 +47,7 @@ from ringleader.transport.free_ports import free_ports
 from ringleader.transport.star.member import Member
 from ringleader.transport.star.star import Star
 from tests.kit.certificates import TestCa
+from tests.kit.undecodable_call import UNIMPLEMENTED, send_undecodable_call
 
 SIZE = 4
 WITHIN_S = 200.0
@@ -450,6 +451,23 @@ def test_strangers_are_refused_before_they_say_who_they_are() -> None:
     finally:
         root.close()
         root.wait_until_left(WITHIN_S)
+
+
+@pytest.mark.parametrize("is_plain", [True, False], ids=["plain", "member"])
+def test_a_call_that_no_text_names_does_not_end_a_star(is_plain: bool) -> None:
+    """Who is in it stays, and who comes later gets in."""
+    pem = None if is_plain else in_cluster(1).pem()
+    world, deadline = partial(Member, world=5, size=3), Deadline.after(90.0)
+    stars = [Star.listen(world(rank=0), ("127.0.0.1", range(1)), pem, deadline)]
+    try:
+        for rank in (1, 2):
+            address = stars[0].address
+            stars.append(Star.dial(world(rank=rank), [(address, pem)], deadline))
+            assert UNIMPLEMENTED in send_undecodable_call(address[1], pem)
+    finally:
+        for star in reversed(stars):
+            star.close()
+        stars[0].wait_until_left(WITHIN_S)
 
 
 def test_a_plain_star_is_for_this_machine_only() -> None:

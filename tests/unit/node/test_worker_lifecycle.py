@@ -17,7 +17,7 @@ from ringleader.node.worker import shared_probe
 from ringleader.node.worker.closers import Closers
 from ringleader.node.worker.health_server import MAX_CONNECTIONS, HealthServer
 from ringleader.node.worker.readiness import ReadinessChecks
-from tests.kit.malformed_requests import call
+from tests.kit.undecodable_call import UNIMPLEMENTED, send_undecodable_call
 
 
 def test_closers_run_once_in_reverse_order() -> None:
@@ -170,29 +170,22 @@ def test_the_grpc_health_service_gives_the_same_answers(
             check("other")
 
 
-@pytest.mark.parametrize("is_told", [True, False], ids=["told", "found"])
 def test_a_call_that_no_text_names_does_not_end_the_health_service(
-    server: HealthServer, monkeypatch: pytest.MonkeyPatch, is_told: bool
+    server: HealthServer, failures: dict[str, str]
 ) -> None:
-    """Also if the garbage collector tells nothing of gRPC's task."""
+    """Whoever watches it is told of changes afterwards, over the same connection."""
     grpc = pytest.importorskip("grpc")
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-    if not is_told:
-        where_it_breaks = "ringleader.coordinator.grpc_restart._ACCEPTING"
-        monkeypatch.setattr(where_it_breaks, "not told")
-    honest = call("/grpc.health.v1.Health/Check", b"")
-    where = ("127.0.0.1", server.grpc_port)
-    for _ in range(3):
-        with socket.create_connection(where, 60) as line:
-            line.sendall(honest.replace(b"health", b"\xffealth"))
-            while line.recv(65536):  # until the server that it ends hangs up
-                pass
-        with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
-            request = health_pb2.HealthCheckRequest()
-            stub = health_pb2_grpc.HealthStub(channel)
-            found = stub.Check(request, timeout=60, wait_for_ready=True)
-            assert found.status == health_pb2.HealthCheckResponse.SERVING
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        watch = stub.Watch(health_pb2.HealthCheckRequest(), timeout=120)
+        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+        for _ in range(3):
+            answer = send_undecodable_call(server.grpc_port)
+            assert UNIMPLEMENTED in answer
+        failures["data"] = "not mounted"
+        assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 def test_a_taken_port_is_refused(server: HealthServer) -> None:

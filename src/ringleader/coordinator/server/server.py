@@ -12,7 +12,6 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from ringleader.coordinator.grpc_restart import BrokenServers
 from ringleader.coordinator.grpc_tls import TlsSource, server_credentials
 from ringleader.coordinator.registry.limits import MAX_REQUEST_BYTES
 from ringleader.coordinator.registry.state_machine import Registry
@@ -26,6 +25,7 @@ from ringleader.coordinator.v1.coordinator_pb2_grpc import (
     add_CoordinatorServicer_to_server,
 )
 from ringleader.errors import ConfigError
+from ringleader.grpc_server import new_server
 from ringleader.identity.certificates.pem import PemCredentials
 
 MIN_TIMEOUT_S = 0.1
@@ -90,7 +90,6 @@ class CoordinatorServer:
         self._service: CoordinatorService | None = None
         self._server: grpc.aio.Server | None = None
         self._pem: PemCredentials | None = None
-        self._listening = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -105,8 +104,6 @@ class CoordinatorServer:
             await self.stop()
             raise
         self._tasks.append(asyncio.create_task(runner.tick_forever()))
-        keeping = self._keep_listening(BrokenServers())
-        self._tasks.append(asyncio.create_task(keeping))
         if self._options.tls is not None:
             watch = self._watch_certificates(self._options.tls)
             self._tasks.append(asyncio.create_task(watch))
@@ -148,7 +145,7 @@ class CoordinatorServer:
         address = ListenAddress(self._options.listen.host, self.port)
         if reason := address.why_not():  # gRPC would neither say it nor clean up
             raise ConfigError(f"cannot listen on {address}: {reason}")
-        server = grpc.aio.server(options=_CHANNEL_OPTIONS)
+        server = new_server(_CHANNEL_OPTIONS)
         add_CoordinatorServicer_to_server(self._service, server)  # type: ignore[no-untyped-call]
         checks = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(checks, server)
@@ -178,19 +175,8 @@ class CoordinatorServer:
         """
         while True:
             await asyncio.sleep(_ROTATION_CHECK_S)
-            if tls() is not self._pem:
-                await self._listen_anew()
-
-    async def _keep_listening(self, broken: BrokenServers) -> None:
-        """Listen anew when a call has broken gRPC's server."""
-        while True:
-            await broken.next(self._options.listen.host, self.port)
-            if not self._listening.locked():  # else new certificates are being taken
-                await self._listen_anew()
-
-    async def _listen_anew(self) -> None:
-        """Replace the server, however long that takes."""
-        async with self._listening:
+            if tls() is self._pem:
+                continue
             assert self._server is not None
             await self._server.stop(None)
             while True:

@@ -8,6 +8,7 @@ from urllib.parse import unquote
 import grpc
 
 from ringleader.errors import ConfigError
+from ringleader.grpc_server import new_server
 from ringleader.identity.certificates.pem import PemCredentials
 from ringleader.transport.listening_socket import listen
 from ringleader.transport.star.pump import MAX_DATA_BYTES
@@ -67,7 +68,7 @@ def open_server(host: str, ports: range, pem: PemCredentials | None) -> tuple[An
     """
     with listen(host, ports) as free:  # a server of gRPC that cannot bind is no use
         port: int = free.getsockname()[1]
-    server = grpc.aio.server(options=_SERVER)
+    server = new_server(_SERVER)
     address = f"[{host or '::'}]:{port}" if ":" in (host or "::") else f"{host}:{port}"
     try:
         if pem is None:
