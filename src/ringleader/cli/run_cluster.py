@@ -74,7 +74,8 @@ def run_on_cluster(agent: ResidentAgent, order: ClusterRun) -> int:
     for sentence in idle_machines(agent.snapshot, machines, order.wanted):
         _say(sentence)
     script = Path(order.program.path)
-    files = collect(script) if order.is_synced else None
+    folder = _module_folder(order.program)
+    files = collect(script, folder=folder) if order.is_synced else None
     for sentence in files.left_out if files else ():
         _say(f"stays here: {sentence}")
     for sentence in _what_stays(order, files):
@@ -93,7 +94,7 @@ def run_on_cluster(agent: ResidentAgent, order: ClusterRun) -> int:
         spec,
         _pack(files, order.home) if files else None,
         _say,
-        needs=environment_needs(files) if files else needs_in_place(script),
+        needs=environment_needs(files) if files else needs_in_place(script, folder),
     )
     if order.only_prepares:
         start.check = _print_plan
@@ -108,6 +109,13 @@ def run_on_cluster(agent: ResidentAgent, order: ClusterRun) -> int:
     except KeyboardInterrupt:
         _say(f"job {spec.id} was stopped before it ran")
         return INTERRUPTED
+
+
+def _module_folder(program: Program) -> Path | None:
+    """Return where ``python -m`` is typed, if it finds the module there."""
+    here = Path.cwd().resolve()
+    path = Path(program.path).resolve()
+    return here if program.is_module and path.is_relative_to(here) else None
 
 
 class _Twin(Exception):

@@ -171,9 +171,11 @@ def _launch(
     for line in plan.notice:
         errors.print(f"ringleader: {line}", markup=False)
     handler.on_progress = lambda text: errors.print(f"ringleader: {text}", markup=False)
-    if imports := job_settings().imports:  # for the workers, not for us
-        known = settings.environment().get("PYTHONPATH", "")
-        settings.export({"PYTHONPATH": os.pathsep.join(filter(None, [imports, known]))})
+    known = settings.environment().get("PYTHONPATH", "")
+    if imports := [*filter(None, (job_settings().imports, plan.program.imports))]:
+        # For the workers, not for us.
+        folders = [*imports, known] if known else imports
+        settings.export({"PYTHONPATH": os.pathsep.join(folders)})
     workers = Workers(
         command=_worker_command(plan, server),
         count=plan.nproc,

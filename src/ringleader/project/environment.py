@@ -82,7 +82,7 @@ def environment_needs(project: ProjectFiles) -> EnvironmentNeeds:
     return _needs(project.root, project.script, files)
 
 
-def needs_in_place(script: Path) -> EnvironmentNeeds:
+def needs_in_place(script: Path, folder: Path | None = None) -> EnvironmentNeeds:
     """Return the needs of a script whose files do not travel.
 
     Each machine has them at the same path, and finds the modules as it does now.
@@ -91,7 +91,7 @@ def needs_in_place(script: Path) -> EnvironmentNeeds:
     root = script.parent
     names = [path.name for path in root.glob("*.py")]
     with suppress(ConfigError):  # in the home folder: what lies beside it must do
-        listed = list_project(script)
+        listed = list_project(script, folder)
         root, names = listed.root, list(listed.names)
     needs = _needs(root, script.relative_to(root).as_posix(), names)
     return msgspec.structs.replace(needs, import_folders=())

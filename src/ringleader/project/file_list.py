@@ -1,8 +1,9 @@
 """``list_project``: which files belong to the project of a script.
 
 In a Git repository these are the tracked files and those that are new and not ignored,
-of the whole repository and its submodules. Elsewhere it is the folder of the script,
-without hidden files, caches and virtual environments.
+of the whole repository and its submodules. Elsewhere it is the folder of the script, or
+that in which ``python -m`` finds a module, without hidden files, caches and virtual
+environments.
 """
 
 from __future__ import annotations
@@ -36,20 +37,21 @@ class FileList:
     is_git: bool
 
 
-def list_project(script: Path) -> FileList:
+def list_project(script: Path, folder: Path | None = None) -> FileList:
     """List the files of the project that ``script`` belongs to.
 
+    ``folder`` is the project where there is no repository; None: that of the script.
     Raises ConfigError if the script is not there, lies in the home folder itself, or if
     Git fails.
     """
     if not script.is_file():
         raise ConfigError(f"{script}: there is no such script")
-    folder = script.resolve().parent
-    root = _repository(folder)
+    root = _repository(script.resolve().parent)
+    folder = (folder or script.parent).resolve()
     if root is not None and root != _home():
         return FileList(root, tuple(_sorted(root, _git_names(root))), is_git=True)
     if folder in (_home(), Path(folder.anchor)):
-        text = f"it lies in {folder} itself, and not all of that can be sent"
+        text = f"its folder is {folder}, and not all of that can be sent"
         text = f"{text}; put it into a folder of its own, or use --no-sync"
         raise ConfigError(f"{script}: {text}")
     return FileList(folder, tuple(_sorted(folder, _walk(folder))), is_git=False)

@@ -52,14 +52,17 @@ class _Found:
     left_out: list[str]
 
 
-def collect(script: Path, limit_bytes: int | None = None) -> ProjectFiles:
+def collect(
+    script: Path, limit_bytes: int | None = None, *, folder: Path | None = None
+) -> ProjectFiles:
     """Read and hash the files of the project that ``script`` belongs to.
 
+    ``folder`` is the project where there is no repository; None: that of the script.
     Sizes are compared with the limit before anything is read. Raises ConfigError, with
     the biggest files, if they are too large, and for names that other systems do not
     allow.
     """
-    listed = list_project(script)
+    listed = list_project(script, folder)
     root, limit = listed.root, limit_bytes or project_limit_bytes()
     try:
         found = _look_at(listed)

@@ -75,6 +75,31 @@ def test_a_torch_that_cannot_be_imported_is_named_once(tmp_path: Path) -> None:
     assert "Traceback" not in said
 
 
+PACKAGE_MODULE = """
+import sys
+import torch.distributed as dist
+from job.words import WORD
+dist.init_process_group()
+print("trained with", WORD, sys.argv[1:])
+"""
+
+
+def test_a_module_of_src_runs_where_it_is_typed_and_in_a_job(
+    home: Path, tmp_path: Path
+) -> None:
+    """Of an imported neighbour, too, in a package that is not installed."""
+    package = tmp_path / "project" / "src" / "job"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "train.py").write_text(PACKAGE_MODULE)
+    (package / "words.py").write_text("WORD = 'src'\n")
+    project = tmp_path / "project"
+    for words in ((), ("--here", "--nodes", "1")):
+        code, said = run(project, home, *words, "-m", "job.train", "-v")
+        assert code == 0, said
+        assert "trained with src ['-v']" in said
+
+
 BROKEN_THREAD = """
 import sys, threading, time
 from ringleader.cli import run_command

@@ -44,6 +44,21 @@ def test_a_module_is_found_without_importing_anything(
     assert "pack" not in sys.modules
 
 
+@pytest.mark.parametrize("is_package", [False, True])
+def test_a_module_of_src_is_found_and_its_folder_told(
+    folder: Path, is_package: bool
+) -> None:
+    part = "job" if is_package else "job.train"
+    made = folder / "src" / "job" / ("__main__.py" if is_package else "train.py")
+    made.parent.mkdir(parents=True)
+    made.write_text("")
+    found = find_program(part, [], is_module=True)
+    assert Path(found.path) == made
+    assert found.imports == str(folder / "src")
+    beside = find_program("pack.tool", [], is_module=True)
+    assert beside.imports == "", "Python searches the folder itself"
+
+
 @pytest.mark.parametrize("name", ["absent", "pack.absent", "pack", "train.py"])
 def test_a_module_that_cannot_run_is_refused(folder: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=f"module '{name}' not found in {folder}"):

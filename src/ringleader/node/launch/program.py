@@ -39,6 +39,11 @@ class Program:
         )
         return folders[self.name.count(".") + is_package]
 
+    @property
+    def imports(self) -> str:
+        """Folder that Python does not search by itself; empty: there is none."""
+        return str(self.root) if self.is_module and self.root == _source() else ""
+
     def command(self) -> list[str]:
         """Return the arguments of the Python interpreter that run it."""
         start = ["-m", self.name] if self.is_module else [self.name]
@@ -48,6 +53,7 @@ class Program:
 def find_program(name: str, args: list[str], *, is_module: bool) -> Program:
     """Find a script, or a module as ``python -m`` would; imports nothing.
 
+    A module is also looked for in ``src``, as the imports of a project's scripts are.
     Raises ``ConfigError`` if there is none.
     """
     path = _find_module(name) if is_module else name
@@ -58,7 +64,8 @@ def find_program(name: str, args: list[str], *, is_module: bool) -> Program:
         if not is_module and "/" not in name and _find_module(name):
             hint = f"; to run the module {name}, write -m {name}"
         kind = "module" if is_module else "script"
-        raise ConfigError(f"{kind} {name!r} not found in {Path.cwd()}{hint}")
+        where = f"{Path.cwd()}{' or its src' if is_module else ''}"
+        raise ConfigError(f"{kind} {name!r} not found in {where}{hint}")
     return Program(name, path, is_module, args)
 
 
@@ -88,7 +95,8 @@ def _no_script(name: str, args: list[str]) -> str:
 def _find_module(name: str) -> str:
     """Return the file of a module or of a package's ``__main__``; empty if none."""
     folders = job_settings().imports.split(os.pathsep)
-    search: list[str] | None = [os.getcwd(), *filter(None, folders), *sys.path]
+    places = [os.getcwd(), *filter(None, folders), str(_source()), *sys.path]
+    search: list[str] | None = places
     spec: ModuleSpec | None = None
     parts = name.split(".")
     for length in range(1, len(parts) + 1):
@@ -101,6 +109,10 @@ def _find_module(name: str) -> str:
     if spec is not None and search is not None:
         spec = PathFinder.find_spec(f"{name}.__main__", search)
     return str(spec.origin or "") if spec is not None else ""
+
+
+def _source() -> Path:
+    return Path.cwd() / "src"
 
 
 def _places(spec: ModuleSpec) -> list[str] | None:
