@@ -8,9 +8,11 @@ one is created.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ringleader.backend.name import NAME
+from ringleader.settings.launch import note_group
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Backend, ProcessGroup
@@ -34,11 +36,21 @@ def register() -> None:
         return
     dist.Backend.register_backend(NAME, create, extended_api=True, devices=DEVICES)
     from ringleader.backend import default_backend, device_map, torch_patches
+    from ringleader.backend.group_creation import wrap
 
     torch_patches.install()
+    wrap(_tell_launcher)
     device_map.install()
     # Wrapped last, it runs first: a map that it replaces is no device map any more.
     default_backend.install()
+
+
+def _tell_launcher(arguments: dict[str, Any], make: Callable[[], Any]) -> Any:
+    """Note that this worker has a group with others, of whatever backend and store."""
+    made = make()
+    if arguments.get("group_size") != 1:
+        note_group()
+    return made
 
 
 def create(request: Any, options: object) -> ProcessGroup | Backend:

@@ -131,14 +131,14 @@ class AgentRendezvous(RendezvousHandler):
         return self._round
 
     def copies_notice(self, workers_here: int) -> str:
-        """Return what to tell at the end if each worker ran for itself, else ''."""
+        """Return what to tell at the end if no worker was in a group, else ''."""
         machines = self._round.entered.size if self._round else 1
         if machines * workers_here == 1 or launch.has_group():
             return ""
-        text = "each worker ran the program for itself: it formed no group. To train"
         return (
-            f"{text} one model together, call torch.distributed.init_process_group() "
-            "and wrap the model in DistributedDataParallel, or use ringleader.elastic"
+            "no worker formed a process group with another: to train one model "
+            "together, call torch.distributed.init_process_group() and wrap the model "
+            "in DistributedDataParallel, or use ringleader.elastic"
         )
 
     def num_nodes_waiting(self) -> int:
