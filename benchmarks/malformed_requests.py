@@ -3,10 +3,12 @@
     .venv/bin/python benchmarks/malformed_requests.py --count 100000 [--door NAME ...]
 
 A resident agent with its dashboard and its page for phones, ``ringleader metrics``,
-``ringleader coordinator`` (with and without TLS) and ``ringleader serve`` run as real
-processes. Each gets ``--count`` connections whose content is wrong in one of many ways,
-by number, so that one can be sent again. Bars: nothing uncaught in any log, logs grow
-by less than 1 MB, and an honest client is served afterwards.
+``ringleader coordinator`` and rank 0 of a star (with and without TLS), ``ringleader
+serve`` (HTTP and HTTPS) and a worker's health service run as real processes. Each gets
+``--count`` connections whose content is wrong in one of many ways, by number, so that
+one can be sent again. One of ten gets through TLS, at the coordinator and the star with
+the certificate of a member. Bars: nothing uncaught in any log, logs grow by less than
+1 MB, and an honest client is served afterwards.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
+import ssl
+import tempfile
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,6 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from ringleader.identity.certificates.pem import PemCredentials
 from ringleader.settings.tls_files import TlsFiles
 
 DAY = timedelta(days=1)
@@ -107,6 +110,20 @@ def write_files(directory: Path, ca: bytes, cert: bytes, key: bytes) -> TlsFiles
     for path, content in ((files.ca, ca), (files.cert, cert), (files.key, key)):
         path.write_bytes(content)
     return files
+
+
+def client_of(pem: PemCredentials) -> ssl.SSLContext:
+    """Return what connects as a member, by HTTP/2 and to any server."""
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.verify_mode = ssl.CERT_NONE
+    client.set_alpn_protocols(["h2"])
+    with tempfile.TemporaryDirectory() as folder:  # it takes files only
+        certificate, key = Path(folder, "certificate"), Path(folder, "key")
+        certificate.write_bytes(pem.certificate)
+        key.write_bytes(pem.key.reveal())
+        client.load_cert_chain(certificate, key)
+    return client
 
 
 def _general_name(host: str) -> x509.GeneralName:

@@ -6,16 +6,24 @@ import os
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from ringleader.deadline import Deadline
+from ringleader.identity.certificates.pem import PemCredentials
+from ringleader.identity.cluster_secret import ClusterSecret
+from ringleader.identity.credentials import Credentials
+from ringleader.identity.node_key import NodeKey
+from ringleader.identity.secret_value import Secret
 from ringleader.monitoring.messages import OpenDashboard
 from ringleader.monitoring.open_dashboard import open_dashboard
 from ringleader.node.launch.agent_process import AgentProcess, log_path
@@ -23,6 +31,9 @@ from ringleader.node.peering.status_query import query_local_agents
 from ringleader.node.protocol.agent_config import AgentConfig
 from ringleader.testing.node_process import make_home
 from ringleader.transport.free_ports import free_ports
+from ringleader.transport.star.member import Member
+from ringleader.transport.star.star import Star
+from tests.kit.certificates import client_of
 from tests.kit.dashboard_client import DashboardClient
 from tests.kit.malformed_requests import TRUSTING, Door, call
 
@@ -31,12 +42,36 @@ Popen = Callable[..., Any]
 """Starts ``python ARGV`` with ``env=``, as ``WarmPython.popen`` does."""
 
 _INTO_LOG = """
-import os, sys, runpy
+import os, sys
 log = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 os.dup2(log, 1), os.dup2(log, 2)
+"""
+_COMMAND = (
+    _INTO_LOG
+    + """
+import runpy
 sys.argv[:] = ["ringleader", *sys.argv[2:]]
 runpy.run_module("ringleader.cli.main", run_name="__main__")
 """
+)
+_WORKER = (
+    _INTO_LOG
+    + """
+import signal
+from ringleader.deadline import Deadline
+from ringleader.node.worker.health_server import HealthServer
+from ringleader.transport.star.star import Star
+from tests.kit.doors import WORLD, pem_of_member
+
+*ports, root = sys.argv[2:]
+star, tls, http, grpc = map(int, ports)
+for port, pem in (star, None), (tls, pem_of_member(bytes.fromhex(root))):
+    where = "127.0.0.1", range(port, port + 1)
+    Star.listen(WORLD(rank=0), where, pem, Deadline.after(60))
+HealthServer({"/healthz": dict, "/readyz": dict}).start(http, grpc)
+signal.pause()
+"""
+)
 _OF_GRPC = (
     r"Traceback .*\n(?:  .*\n)*  .* in execute_batch\n"
     r"grpc\._cython\.cygrpc\.ExecuteBatchError: .*\n"
@@ -66,6 +101,16 @@ _SERVER = (
     ("GET", "/v1/data/0", ""),
     ("GET", "/metrics", ""),
 )
+_HEALTH = (
+    ("POST", "/grpc.health.v1.Health/Check", ""),
+    ("POST", "/grpc.health.v1.Health/Watch", ""),
+)
+_STAR = tuple(
+    ("POST", f"/ringleader.transport.star.v1.Star/{name}", "")
+    for name in ("Attach", "Connect")
+)
+WORLD = partial(Member, world=5, size=2)
+"""Who is in the stars."""
 _COORDINATOR = "/ringleader.coordinator.v1.Coordinator/"
 _CALLS = (
     *(
@@ -80,7 +125,7 @@ _CALLS = (
             "GetCheckpoints",
         )
     ),
-    ("POST", "/grpc.health.v1.Health/Check", ""),
+    *_HEALTH,
     ("POST", "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", ""),
 )
 
@@ -117,36 +162,87 @@ class OpenDoor:
 @contextmanager
 def open_doors(folder: Path, popen: Popen) -> Iterator[list[OpenDoor]]:
     """Open all doors."""
-    ports = free_ports(4)
     root = os.urandom(32)
     (folder / "plain").mkdir(0o700)
+    (folder / "pin").write_text("24681357")
+    (folder / "pin").chmod(0o600)
+    metrics, plain, tls, http, https, *worker = ports = free_ports(9)
     with ExitStack() as stack:
         doors = list(_agent(folder, root, stack))
-        for name, home, port, words in (
-            ("metrics", "home", ports[0], ["metrics", "--port", str(ports[0])]),
-            ("coordinator", "plain", ports[1], _coordinator(ports[1])),
-            ("coordinator tls", "home", ports[2], _coordinator(ports[2])),
-            ("server", "plain", ports[3], _serve(ports[3], folder)),
+        started = []
+        for name, home, script, words in (
+            ("metrics", "home", _COMMAND, ("metrics", "--port", metrics)),
+            ("coordinator", "plain", _COMMAND, _coordinator(plain)),
+            ("coordinator tls", "home", _COMMAND, _coordinator(tls)),
+            ("server", "plain", _COMMAND, _serve(http, folder, "--http")),
+            ("server https", "plain", _COMMAND, _serve(https, folder)),
+            ("worker", "plain", _WORKER, (*worker, root.hex())),
         ):
             log = folder / f"{name.replace(' ', '-')}.log"
             env = {**os.environ, "RINGLEADER_HOME": str(folder / home)}
-            process = popen("-c", _INTO_LOG, log, *words, env=env)
+            process = popen("-c", script, log, *map(str, words), env=env)
             stack.callback(_end, process)
+            started.append((log, process))
+        started += [started[-1]] * (len(worker) - 1)
+        for port, (log, process) in zip(ports, started, strict=True):
             _wait_for_port(port, process, log)
-            doors.append(_door(name, port, log, process))
-        yield doors
+        pem = pem_of_member(root)
+        made = zip(_doors(ports, client_of(pem)), started, strict=True)
+        yield doors + [
+            OpenDoor(door, log, partial(_is_well, door, pem)) for door, (log, _) in made
+        ]
 
 
-def _coordinator(port: int) -> list[str]:
-    return ["coordinator", "--listen", f"127.0.0.1:{port}"]
+def _coordinator(port: int) -> tuple[object, ...]:
+    return "coordinator", "--listen", f"127.0.0.1:{port}"
 
 
-def _serve(port: int, folder: Path) -> list[str]:
-    (folder / "pin").write_text("24681357")
-    (folder / "pin").chmod(0o600)
-    where = ["--port", str(port), "--host", "127.0.0.1", "--out", str(folder / "run")]
-    plan = ["--workers", "1", "--rounds", "9", "--pin-file", str(folder / "pin")]
-    return ["serve", *where, "digits", "--http", *plan]
+def _serve(port: int, folder: Path, *flags: str) -> tuple[object, ...]:
+    where = ("--port", port, "--host", "127.0.0.1", "--out", folder / f"run-{port}")
+    plan = ("--workers", "1", "--rounds", "9", "--pin-file", folder / "pin")
+    return "serve", *where, "digits", *plan, *flags
+
+
+def pem_of_member(root: bytes) -> PemCredentials:
+    """Return new certificates of the cluster."""
+    cluster = ClusterSecret(root=Secret(root))
+    return Credentials.issue(cluster, NodeKey.ephemeral()).pem()
+
+
+def _doors(ports: Sequence[int], member: ssl.SSLContext) -> list[Door]:
+    """Return the doors of the processes, at these ports.
+
+    Through the TLS of the cluster the requests come that a member would send.
+    """
+    at = iter(ports)
+    health = (("GET", "/healthz", ""), ("GET", "/readyz?verbose", ""))
+    return [
+        Door("metrics", next(at), "http", honest=(("GET", "/metrics", ""),)),
+        Door("coordinator", next(at), "grpc", honest=_CALLS),
+        Door("coordinator tls", next(at), "grpc", honest=_CALLS, client=member),
+        Door("server", next(at), "http", honest=_SERVER),
+        Door("server https", next(at), "http", honest=_SERVER, client=TRUSTING),
+        Door("star", next(at), "grpc", honest=_STAR),
+        Door("star tls", next(at), "grpc", honest=_STAR, client=member),
+        Door("health", next(at), "http", honest=health),
+        Door("health grpc", next(at), "grpc", honest=_HEALTH),
+    ]
+
+
+def _is_well(door: Door, pem: PemCredentials) -> bool:
+    """Whether an honest client is served."""
+    match door.protocol, door.honest:
+        case "grpc", honest if honest is _STAR:
+            address = ("127.0.0.1", door.port)
+            trusted = None if door.client is None else pem
+            deadline = Deadline.after(PATIENCE_S)
+            Star.dial(WORLD(rank=1), [(address, trusted)], deadline).close()
+            return True
+        case "grpc", _:
+            return _speaks_http2(door)
+        case _, honest:
+            path = "/" if honest is _SERVER else honest[0][1]
+            return _status(door, path) == 200
 
 
 def _agent(folder: Path, root: bytes, stack: ExitStack) -> Iterator[OpenDoor]:
@@ -172,57 +268,36 @@ def _agent(folder: Path, root: bytes, stack: ExitStack) -> Iterator[OpenDoor]:
     def is_well() -> bool:
         return agent.is_alive and len(query_local_agents(home)) == 1
 
-    def shows(port: int, *, is_tls: bool) -> Callable[[], bool]:
-        return lambda: is_well() and _status(port, "/state", is_tls=is_tls) == 401
-
-    yield OpenDoor(Door("agent", config.port, "tls", is_tls=True), log, is_well)
-    yield OpenDoor(
-        Door("dashboard", own, "http", honest=_DASHBOARD), log, shows(own, is_tls=False)
-    )
-    yield OpenDoor(
-        Door(
-            "shared dashboard",
-            shared,
-            "http",
-            is_tls=True,
-            honest=_DASHBOARD,
-            at_once=8,
-        ),
-        log,
-        shows(shared, is_tls=True),
-    )
+    yield OpenDoor(Door("agent", config.port, "tls"), log, is_well)
+    for door in (
+        Door("dashboard", own, "http", honest=_DASHBOARD),
+        Door("shared dashboard", shared, "http", TRUSTING, _DASHBOARD, at_once=8),
+    ):
+        yield OpenDoor(door, log, partial(_asks_who, door))
 
 
-def _door(name: str, port: int, log: Path, process: Any) -> OpenDoor:  # noqa: ANN401
-    match name:
-        case "metrics":
-            door = Door(name, port, "http", honest=(("GET", "/metrics", ""),))
-            path, status = "/metrics", 200
-        case "server":
-            door = Door(name, port, "http", honest=_SERVER)
-            path, status = "/", 200
-        case "coordinator":
-            door = Door(name, port, "grpc", honest=_CALLS)
-            return OpenDoor(door, log, lambda: _speaks_http2(port))
-        case _:
-            door = Door(name, port, "tls", is_tls=True)
-            return OpenDoor(door, log, lambda: process.poll() is None)
-    return OpenDoor(door, log, lambda: _status(port, path, is_tls=False) == status)
+def _asks_who(door: Door) -> bool:
+    return _status(door, "/state") == 401
 
 
-def _status(port: int, path: str, *, is_tls: bool) -> int:
+def _connect(door: Door) -> socket.socket:
+    line = socket.create_connection(("127.0.0.1", door.port), PATIENCE_S)
+    return line if door.client is None else door.client.wrap_socket(line)
+
+
+def _status(door: Door, path: str) -> int:
     """Return the status of an honest request."""
-    line = socket.create_connection(("127.0.0.1", port), PATIENCE_S)
-    with TRUSTING.wrap_socket(line) if is_tls else line as line:
-        lines = (f"GET {path} HTTP/1.1", f"Host: 127.0.0.1:{port}", "Connection: close")
-        line.sendall(("\r\n".join(lines) + "\r\n\r\n").encode())
+    with _connect(door) as line:
+        host = f"Host: 127.0.0.1:{door.port}"
+        lines = (f"GET {path} HTTP/1.1", host, "Connection: close", "", "")
+        line.sendall("\r\n".join(lines).encode())
         found = line.recv(65536)
         return int(found.split(b" ")[1])
 
 
-def _speaks_http2(port: int) -> bool:
+def _speaks_http2(door: Door) -> bool:
     """Whether a call of an honest worker is answered."""
-    with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as line:
+    with _connect(door) as line:
         line.sendall(call("/grpc.health.v1.Health/Check", b""))
         found = b""
         while b"grpc-status" not in found:

@@ -42,8 +42,9 @@ class Door:
     name: str
     port: int
     protocol: str
-    """http, grpc, or tls: one that lets nobody in without a certificate."""
-    is_tls: bool = False
+    """http, grpc, or tls: its first record is all that we send."""
+    client: ssl.SSLContext | None = None
+    """With which some connections get through TLS to the protocol."""
     honest: tuple[tuple[str, str, str], ...] = (("GET", "/", ""),)
     """Requests: method, path, body."""
     at_once: int = 24
@@ -53,7 +54,7 @@ class Door:
 def request(door: Door, number: int) -> list[bytes]:
     """Return what connection ``number`` sends; the same for the same number."""
     chance = random.Random(f"{door.name} {number}")
-    if door.is_tls and not is_inside_tls(door, number):
+    if _is_silent(door, number):
         return _split(_hello(door, chance), chance)
     makers = {"http": _http, "grpc": _grpc, "tls": _hello}
     data = makers[door.protocol](door, chance)
@@ -64,9 +65,9 @@ def request(door: Door, number: int) -> list[bytes]:
     return _split(data, chance)
 
 
-def is_inside_tls(door: Door, number: int) -> bool:
-    """Whether this connection finishes its TLS handshake, which takes its time."""
-    return door.is_tls and door.protocol == "http" and number % 10 == 0
+def _is_silent(door: Door, number: int) -> bool:
+    """Whether this connection stops in its TLS handshake, which costs less time."""
+    return door.protocol == "tls" or (door.client is not None and number % 10 != 0)
 
 
 def _split(data: bytes, chance: random.Random) -> list[bytes]:
@@ -102,7 +103,7 @@ def _http(door: Door, chance: random.Random) -> bytes:
     content = body.encode("utf-8", "surrogatepass")
     host = f"127.0.0.1:{door.port}"
     lines = [
-        f"Origin: http{'s' * door.is_tls}://{host}",
+        f"Origin: http{'s' * (door.client is not None)}://{host}",
     ]
     if "headers" in wrong:
         host = chance.choice((host, host, host, "evil.example", "[::1", ""))
@@ -433,20 +434,19 @@ def send_all(door: Door, first: int, count: int) -> Tally:
 
 def _open(door: Door, number: int) -> _Line | None:
     pieces = deque(request(door, number))
+    is_silent = _is_silent(door, number)  # then it is told nothing, too
     sock = socket.socket()
     # No port of ours may wait in TIME_WAIT: there are 28,000 of them.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
     try:
         sock.settimeout(60)
         sock.connect(("127.0.0.1", door.port))
-        if is_inside_tls(door, number):
-            sock = TRUSTING.wrap_socket(sock)
+        if door.client is not None and not is_silent:
+            sock = door.client.wrap_socket(sock)
         sock.settimeout(0)
     except OSError:
         sock.close()
         return None
-    # Whoever stops in the middle of a handshake is told nothing.
-    is_silent = door.is_tls and not is_inside_tls(door, number)
     hold_s = _HOLD_S if number % 50 == 0 else 0.02 if is_silent else 0.3
     return _Line(sock, pieces, time.monotonic() + hold_s)
 
