@@ -1,7 +1,7 @@
 """A node for the doctor's tests: a real agent with the faults named on its argv.
 
-``doctor_peer.py HOME NAME PORT [protocol=N] [clock=SECONDS]``. It prints one line when
-it accepts connections, and lives until it is killed.
+``doctor_peer.py HOME NAME PORT [protocol=N] [clock=SECONDS] [link=garbled]``. It prints
+one line when it accepts connections, and lives until it is killed.
 """
 
 from __future__ import annotations
@@ -11,15 +11,19 @@ import socket
 import sys
 import threading
 import time
+from typing import NoReturn
 
+from ringleader.errors import PeerUnreachable
+from ringleader.ids import NodeId
 from ringleader.node.agent import local_node
 from ringleader.node.agent.process import run_agent
+from ringleader.node.peering import link_probe
 from ringleader.node.protocol import hello
 from ringleader.node.protocol.agent_config import AgentConfig
 
 
 def be_odd(word: str) -> None:
-    """Speak another protocol version, or shift the wall clock."""
+    """Speak another protocol version, shift the wall clock, or break off probes."""
     what, _, value = word.partition("=")
     if what == "protocol":
         hello.PROTOCOL = int(value)
@@ -27,8 +31,19 @@ def be_odd(word: str) -> None:
     elif what == "clock":
         real, ahead_s = time.time, float(value)
         time.time = lambda: real() + ahead_s
+    elif what == "link":
+        vars(link_probe)["measure"] = garble
     else:
         raise ValueError(word)
+
+
+def garble(
+    raw: socket.socket, _: object, node: NodeId, *__: object, **___: object
+) -> NoReturn:
+    """Send what is no TLS, in place of a measurement."""
+    with raw:
+        raw.sendall(b"no record of TLS\n")
+    raise PeerUnreachable(node, "its link was to be garbled")
 
 
 def tell_when_open(ours: socket.socket) -> None:

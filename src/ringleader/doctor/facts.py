@@ -68,6 +68,8 @@ class LinkOutcome(StrEnum):
     """The connection opened, then nothing came through."""
     BLOCKED = "blocked"
     """The port that the other side opened for it cannot be reached."""
+    FAILED = "failed"
+    """It broke off with an error."""
     SKIPPED = "skipped"
     """The other side was busy, or there was no time."""
 
@@ -80,6 +82,8 @@ class LinkMeasurement:
     profile: LinkProfile | None = None
     needs_small_segments: bool = False
     """Small packets come through, those of the usual size do not."""
+    text: str = ""
+    """Why it was not measured."""
 
 
 class Source(StrEnum):

@@ -30,6 +30,7 @@ class Code(StrEnum):
     PORT_TAKEN = "port_taken"
     UNREACHABLE = "unreachable"
     SLOW_LINK = "slow_link"
+    LINK_FAILED = "link_failed"
     MTU = "mtu"
     FEW_DESCRIPTORS = "few_descriptors"
     LITTLE_SHARED_MEMORY = "little_shared_memory"
@@ -52,6 +53,7 @@ TITLES = {
     Code.PORT_TAKEN: "port taken",
     Code.UNREACHABLE: "known but not reachable",
     Code.SLOW_LINK: "slow link",
+    Code.LINK_FAILED: "a link could not be measured",
     Code.MTU: "MTU problem",
     Code.FEW_DESCRIPTORS: "no free file descriptors",
     Code.LITTLE_SHARED_MEMORY: "not enough shared memory",

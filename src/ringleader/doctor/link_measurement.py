@@ -76,7 +76,7 @@ class LinkMeasurer:
 
     async def _try(self, dial: DialResult, *, small_segments: bool) -> LinkMeasurement:
         if self.deadline.left_s() < LIMIT_S / 2:
-            return LinkMeasurement(LinkOutcome.SKIPPED)
+            return _without_result(LinkOutcome.SKIPPED, "no time was left")
         try:
             connection = await open_connection(
                 self.handshake,
@@ -86,29 +86,28 @@ class LinkMeasurer:
                 small_segments=small_segments,
             )
         except DialFailed as exc:
-            is_stalled = exc.outcome is DialOutcome.STALLED
-            outcome = LinkOutcome.STALLED if is_stalled else LinkOutcome.SKIPPED
-            return LinkMeasurement(outcome)
+            outcome = _OF_DIAL.get(exc.outcome, LinkOutcome.FAILED)
+            return _without_result(outcome, f"to ask for it: {exc.text or exc.outcome}")
         try:
             address = await self._probe_address(connection)
-            if address is None:
-                return LinkMeasurement(LinkOutcome.SKIPPED)
             return await asyncio.to_thread(
                 self._probe, address, connection.node, small_segments=small_segments
             )
+        except TimeoutError:
+            text = f"it had no time for that within {TURN_S:g} s"
+            return _without_result(LinkOutcome.SKIPPED, text)
+        except PeerError as exc:
+            return _without_result(LinkOutcome.FAILED, f"to agree on a port: {exc}")
         finally:
             connection.abort()
 
-    async def _probe_address(self, connection: PeerConnection) -> Address | None:
-        """Return where the other side waits for the probe; None if it is busy."""
-        try:
-            async with asyncio.timeout(min(TURN_S, self.deadline.left_s())):
-                body = await framing.read(
-                    connection.reader, connection.node, MAX_HELLO_BYTES
-                )
-            port = decode_probe_port(body, connection.node).port
-        except (PeerError, TimeoutError):
-            return None
+    async def _probe_address(self, connection: PeerConnection) -> Address:
+        """Return where the other side waits for the probe; TimeoutError: it is busy."""
+        async with asyncio.timeout(min(TURN_S, self.deadline.left_s())):
+            body = await framing.read(
+                connection.reader, connection.node, MAX_HELLO_BYTES
+            )
+        port = decode_probe_port(body, connection.node).port
         return connection.address[0], port
 
     def _probe(
@@ -127,8 +126,9 @@ class LinkMeasurer:
                 raw.connect(address)
             except TimeoutError:
                 return LinkMeasurement(LinkOutcome.BLOCKED)
-            except OSError:
-                return LinkMeasurement(LinkOutcome.SKIPPED)
+            except OSError as exc:
+                text = f"to connect to its port {address[1]}: {exc}"
+                return _without_result(LinkOutcome.FAILED, text)
             connect_s = time.perf_counter() - started_s
             patience_s = LIMIT_S + min(FAR_S, ROUND_TRIPS * connect_s)
             limit = Deadline.after(min(patience_s, left_s) - connect_s)
@@ -137,9 +137,19 @@ class LinkMeasurer:
                 profile = link_probe.measure(raw, ours, node, limit, is_server=False)
             except (TimeoutError, DeadlineExceeded):
                 return LinkMeasurement(LinkOutcome.STALLED)
-            except (PeerError, OSError):
-                return LinkMeasurement(LinkOutcome.SKIPPED)
+            except (PeerError, OSError) as exc:
+                return _without_result(LinkOutcome.FAILED, f"to measure: {exc}")
             return LinkMeasurement(LinkOutcome.MEASURED, profile)
+
+
+_OF_DIAL = {
+    DialOutcome.STALLED: LinkOutcome.STALLED,
+    DialOutcome.NO_TIME: LinkOutcome.SKIPPED,
+}
+
+
+def _without_result(outcome: LinkOutcome, text: str) -> LinkMeasurement:
+    return LinkMeasurement(outcome, text=text)
 
 
 def _better(first: LinkMeasurement, second: LinkMeasurement) -> LinkMeasurement:

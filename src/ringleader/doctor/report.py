@@ -46,7 +46,7 @@ _CODES: dict[str, Collection[Code]] = {
     "versions": (Code.OTHER_VERSION,),
     "identity": (Code.CLONED_IDENTITY,),
     "clocks": (Code.CLOCK_SKEW,),
-    "links": (Code.SLOW_LINK,),
+    "links": (Code.SLOW_LINK, Code.LINK_FAILED),
     "descriptors": (Code.FEW_DESCRIPTORS,),
     "shared memory": (Code.LITTLE_SHARED_MEMORY,),
 }
@@ -190,8 +190,9 @@ def _links(facts: Facts) -> str:
 
 def _link(link: LinkMeasurement) -> str:
     if link.profile is None:
-        is_skipped = link.outcome is LinkOutcome.SKIPPED
-        return "not measured" if is_skipped else str(link.outcome)
+        is_known = link.outcome in (LinkOutcome.STALLED, LinkOutcome.BLOCKED)
+        text = str(link.outcome) if is_known else "not measured"
+        return f"{text} ({link.text})" if link.text else text
     slower = min(link.profile.out_bytes_per_s, link.profile.in_bytes_per_s) * 8e-6
     return f"{slower:.0f} Mbit/s, {link.profile.latency_s * 1e3:.1f} ms"
 

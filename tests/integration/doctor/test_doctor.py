@@ -264,7 +264,7 @@ def test_the_doctor_does_not_wait_for_torch() -> None:
 
 # -- troubles --------------------------------------------------------------------------
 
-NAMES = "bob tin taken vpn two slow mtu blocked newer clock six four deaf apart"
+NAMES = "bob tin taken vpn two slow mtu blocked newer clock six four deaf apart odd"
 
 
 NODES: dict[str, tuple[str, ...]] = {
@@ -273,6 +273,7 @@ NODES: dict[str, tuple[str, ...]] = {
     "blocked": (),
     "newer": (f"protocol={PROTOCOL + 1}",),
     "clock": ("clock=3600",),
+    "odd": ("link=garbled",),
     "six": (),
 }
 """Nodes in clusters of their own, started for the cases that need them."""
@@ -339,6 +340,7 @@ def examinations(hosts: dict[str, VirtualHost], homes: Homes) -> dict[str, list[
         "blocked": [tin, homes.get("tin-blocked", "blocked"), {}],
         "off": [tin, here, "--peer", "10.77.0.99:7001", {}],
         "deaf": [hosts["deaf"], here, "--peer", bob, {}],
+        "odd": [tin, homes.get("tin-odd", "odd"), {}],
         "slow": [tin, homes.get("tin-slow", "slow"), {}],
         "lost": [tin, lost, {}],
         "lost-named": [tin, lost, "--peer", bob, {}],
@@ -375,13 +377,14 @@ TROUBLES = [
     ("apart", "unreachable", ("10.77.0.1:7001", "announces itself"), "isolation"),
     ("off", "unreachable", ("10.77.0.99:7001", "no machine answers"), "on"),
     ("slow", "slow_link", ("slow", "Mbit/s"), "cable"),
+    ("odd", "link_failed", ("odd", "to measure: "), "over there"),
     ("mtu", "mtu", ("mtu",), "MTU"),
     ("stranger", "no_cluster", ("in no cluster",), "ringleader init"),
     ("descriptors", "few_descriptors", ("of 48 in use",), "ulimit"),
     ("shm", "little_shared_memory", ("8 MiB",), "--shm-size"),
 ]
 """Case, code of the finding, words of its description, and of its fix."""
-QUICK = {"blocked", "lost", "mtu", "slow", "vpn"}
+QUICK = {"blocked", "lost", "mtu", "odd", "slow", "vpn"}
 """Cases of ``make test``; the rule of each finding has its own unit tests."""
 
 

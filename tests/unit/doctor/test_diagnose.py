@@ -674,6 +674,15 @@ def test_which_links_are_slow(
     assert all("tin and bob" in f.text for f in found)
 
 
+def test_a_link_whose_measurement_fails_is_told_with_the_peer_and_the_reason() -> None:
+    why = "to measure: node b is lost: bad record"
+    failed = LinkMeasurement(LinkOutcome.FAILED, text=why)
+    finding = only(facts(candidate(link=failed), cat()))
+    assert finding.code is Code.LINK_FAILED
+    assert "bob" in finding.text
+    assert why in finding.text
+
+
 def test_machines_in_different_places_are_not_told_to_buy_a_cable_first() -> None:
     far = only(facts(candidate(link=measured(940, 940, latency_s=0.03))))
     slow = only(facts(candidate(link=measured(40, 40))))

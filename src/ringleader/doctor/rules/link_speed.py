@@ -1,4 +1,4 @@
-"""Rule: which links are slow or far? Pure.
+"""Rule: which links are slow or far, or could not be measured? Pure.
 
 A link is slow below 50 Mbit/s or far below the best one. A cable that fell back to
 100 Mbit/s beside others with 1 Gbit/s is slow; a Wi-Fi of 200 Mbit/s beside them is
@@ -48,6 +48,8 @@ def slow_links(facts: Facts) -> Iterator[Finding]:
             continue  # an MTU problem, which has a finding of its own
         if candidate.link.outcome is LinkOutcome.STALLED:
             yield _stalled(facts, candidate)
+        elif candidate.link.outcome is LinkOutcome.FAILED:
+            yield _failed(facts, candidate, candidate.link.text)
         elif candidate in mine:
             between = f"{facts.name} and {candidate.title}"
             yield from _check(between, mine[candidate], limit)
@@ -90,6 +92,19 @@ def _stalled(facts: Facts, candidate: Candidate) -> Finding:
         "packets that measure the link did not come through in time."
     )
     return Finding(Code.SLOW_LINK, text, _MEND, Severity.WARNING)
+
+
+def _failed(facts: Facts, candidate: Candidate, why: str) -> Finding:
+    text = (
+        f"{candidate.title} answers, but the link between it and {facts.name} could "
+        f"not be measured. What failed: {why}."
+    )
+    mend = (
+        "Run `ringleader doctor` again, and over there, too. If it stays: tensors "
+        "travel over such connections and would fail as well; the log of the agent "
+        "over there tells what it saw."
+    )
+    return Finding(Code.LINK_FAILED, text, mend, Severity.WARNING)
 
 
 def _links_of_others(facts: Facts) -> Iterator[tuple[str, LinkProfile]]:
