@@ -24,11 +24,17 @@ from ringleader.jobs.client.job_requests import jobs_of, stop_everywhere
 from ringleader.jobs.client.job_summary import INTERRUPTED
 from ringleader.jobs.client.machine_choice import (
     Wanted,
+    all_machines,
     choose_machines,
     idle_machines,
 )
 from ringleader.jobs.client.start_job import JobStart, Project, Ready
-from ringleader.jobs.client.twin_job import arbiter, comes_first, find_twin
+from ringleader.jobs.client.twin_job import (
+    arbiter,
+    comes_first,
+    find_twin,
+    starter,
+)
 from ringleader.jobs.machine.job_folder import find_jobs, jobs_directory
 from ringleader.jobs.machine.project_transfer import project_store
 from ringleader.jobs.protocol.job_record import JobRecord
@@ -165,7 +171,7 @@ def _is_wanted_again(twin: JobRecord) -> bool:
     if not is_interactive():
         return False
     sys.stderr.write(
-        f"{twin.spec.started_on} has just started this program on all machines, as job "
+        f"{starter(twin)} has just started this program on all machines, as job "
         f"{twin.spec.id}. Show that job (Enter), or start it once more (again)? "
     )
     sys.stderr.flush()
@@ -174,7 +180,7 @@ def _is_wanted_again(twin: JobRecord) -> bool:
 
 def _accompany_twin(agent: ResidentAgent, order: ClusterRun, twin: JobRecord) -> int:
     _say(
-        f"{twin.spec.started_on} has just started this program on all machines; this "
+        f"{starter(twin)} has just started this program on all machines; this "
         "is that job, not a second one (which needs --on or --not)"
     )
     return asyncio.run(_accompany(agent, order, twin.spec))
@@ -267,8 +273,8 @@ def make_spec(
 
 
 def name_here(agent: ResidentAgent) -> str:
-    """Return the name of this machine."""
-    return next(row.name for row in agent.snapshot.nodes if row.is_here)
+    """Return the name of this machine, with its id if others have the same name."""
+    return all_machines(agent.snapshot)[0].name
 
 
 def new_job_id(program: str) -> str:

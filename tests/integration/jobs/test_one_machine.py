@@ -239,11 +239,12 @@ def test_a_job_that_another_machine_has_just_started_is_shown_or_asked_about(
     agent = find_agent(home)
     assert agent is not None
     here = next(row for row in agent.snapshot.nodes if row.is_here)
+    other = JobMachine(NodeId("a" * 52), "desk (aaaa-aaaa)")
     twin = JobSpec(
         id="train-abc123",
         script="train.py",
-        machines=[JobMachine(NodeId(here.node), here.name)],
-        started_on="attic",
+        machines=[JobMachine(NodeId(here.node), here.name), other],
+        started_on="desk",
     )
     folder = JobFolder(jobs_directory(home) / twin.id)
     folder.make()
@@ -253,6 +254,7 @@ def test_a_job_that_another_machine_has_just_started_is_shown_or_asked_about(
         spec=twin,
         machine="desk",
         state=JobState.RUNNING,
+        owner=other.node,
         created_s=time.time() + LIMIT_S,  # a moment ago, however long this takes
         work=str(project),
     )
@@ -260,8 +262,8 @@ def test_a_job_that_another_machine_has_just_started_is_shown_or_asked_about(
     (folder.logs / "rank-0.log").write_text("trained on attic\n")
     viewer = Viewer(home, project, "run", "train.py")
     try:
-        viewer.wait_for("attic has just started this program")
-        viewer.wait_for(f"job {twin.id} on desk")
+        viewer.wait_for("desk (aaaa-aaaa) has just started this program")
+        viewer.wait_for(f"job {twin.id} on desk, desk (aaaa-aaaa)")
         viewer.wait_for("trained on attic")
         assert viewer.end(signal.SIGTERM)[0] == 128 + signal.SIGTERM
     finally:
@@ -276,7 +278,7 @@ def test_a_job_that_another_machine_has_just_started_is_shown_or_asked_about(
         stderr=screen.theirs,
     )
     try:
-        screen.wait_for(r"attic has just started.*\(again\)\?")
+        screen.wait_for(r"desk \(aaaa-aaaa\) has just started.*\(again\)\?")
         os.write(screen.ours, b"again\n")
         screen.wait_for(r"\| \S*trained")
         screen.wait_for(r"job train-\S+ finished on desk")

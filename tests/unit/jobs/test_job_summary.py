@@ -78,6 +78,17 @@ def test_a_launcher_that_says_nothing_is_named() -> None:
     assert text == "the launcher of host-a ended with exit status 1"
 
 
+def test_machines_of_one_name_have_the_names_that_tell_them_apart() -> None:
+    """Each calls itself desk; whoever shows its output looks for the job's name."""
+    late = msgspec.structs.replace(failed(None, 1, 5.0), machine="desk")
+    first = msgspec.structs.replace(failed(None, 1, 3.0), machine="desk")
+    job = summarize({"desk (aaaa)": late, "desk (bbbb)": first})
+    assert job.state == JobState.FAILED
+    assert job.cause is not None
+    assert job.cause.machine == "desk (bbbb)"
+    assert job.failure == "the launcher of desk (bbbb) ended with exit status 1"
+
+
 def test_records_survive_a_file_and_damage_is_named() -> None:
     kept = failed(HERE, 3, 6.0)
     assert decode_record(encode_record(kept), "job.json") == kept

@@ -13,6 +13,7 @@ from ringleader.jobs.client.twin_job import (
     arbiter,
     comes_first,
     find_twin,
+    starter,
 )
 from ringleader.jobs.protocol.job_record import JobRecord, JobState
 from ringleader.jobs.protocol.job_spec import JobMachine, JobSpec
@@ -34,6 +35,7 @@ def started(tmp_path: Path, found: JobSpec, **changes: object) -> JobRecord:
         spec=found,
         machine="a",
         state=JobState.RUNNING,
+        owner=found.machines[-1].node,
         created_s=NOW_S - 5,
         work=str(tmp_path),
     )
@@ -47,11 +49,24 @@ def test_the_same_command_from_another_machine_is_found(tmp_path: Path) -> None:
     assert find_twin([first], mine, tmp_path / "mine.py", NOW_S) is first
 
 
+def test_a_machine_of_the_same_name_is_another_one(tmp_path: Path) -> None:
+    """The job's own names tell them apart."""
+    other = spec("first", started_on="desktop", args=[])
+    names = [f"desktop ({machine.node[:4]})" for machine in other.machines]
+    machines = [
+        JobMachine(m.node, n) for m, n in zip(other.machines, names, strict=True)
+    ]
+    record = started(tmp_path, msgspec.structs.replace(other, machines=machines))
+    mine = spec("second", started_on="desktop", args=[])
+    assert find_twin([record], mine, tmp_path / "train.py", NOW_S) is record
+    assert starter(record) == "desktop (bbbb)"
+
+
 @pytest.mark.parametrize(
     ("started_on", "args", "changes", "script"),
     [
         ("b", ["--y"], {}, "train()"),
-        ("a", ["--x"], {}, "train()"),
+        ("a", ["--x"], {"owner": ""}, "train()"),
         ("b", ["--x"], {"created_s": NOW_S - MOMENT_S}, "train()"),
         ("b", ["--x"], {"state": JobState.SUCCEEDED}, "train()"),
         ("b", ["--x"], {}, "train_better()"),

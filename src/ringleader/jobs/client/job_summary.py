@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from ringleader.jobs.protocol.job_record import JobRecord, JobState
 from ringleader.jobs.protocol.job_spec import JobSpec
 
@@ -50,8 +52,10 @@ class JobSummary:
 def summarize(records: Mapping[str, JobRecord]) -> JobSummary:
     """Merge what machines say about one job; ``records`` are by the machine's name.
 
+    That is the name in the job, which tells machines of equal names apart.
     Machines that say nothing are in none of them.
     """
+    records = {n: msgspec.structs.replace(r, machine=n) for n, r in records.items()}
     first = next(iter(records.values()))
     spec = first.spec
     state = _state(records)

@@ -32,13 +32,19 @@ def find_twin(
         if (
             other.id != spec.id
             and not record.state.is_over
-            and other.started_on != spec.started_on
+            and record.owner
             and now_s - record.created_s < MOMENT_S
             and _words(other) == _words(spec)
             and (spec.is_module or _is_same(Path(record.work, other.script), script))
         ):
             return record
     return None
+
+
+def starter(record: JobRecord) -> str:
+    """Return the name of the machine where a job was started, as the job tells it."""
+    found = (m.name for m in record.spec.machines if m.node == record.owner)
+    return next(found, record.spec.started_on)
 
 
 def _words(spec: JobSpec) -> tuple[object, ...]:
