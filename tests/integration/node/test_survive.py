@@ -70,7 +70,7 @@ def machines(
 
 def test_nobody_restarts_and_newcomers_join(machines: Machines) -> None:
     script = str(machines.folder / "train.py")
-    flags = ("--survive", "--min-nodes", "2", "--wait", "0", script)
+    flags = ("--survive", "--min-nodes", "2", "--max-nodes", "2", script)
     first, second = [machines.run(i, *flags) for i in range(2)]
     first.wait_for("sees m1 of 2 False")
     born = second.lines[second.wait_for("joiner False")]

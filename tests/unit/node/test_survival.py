@@ -87,7 +87,7 @@ def test_a_newcomer_joins_the_round_once_all_its_machines_have_entered() -> None
     assert admit("job", one, C) == Round("r1", (C,), is_joined=True)
 
 
-def test_a_newcomer_is_refused_or_finds_no_room_or_waits_for_the_end() -> None:
+def test_a_newcomer_is_refused_or_joins_or_waits_for_the_end() -> None:
     other = msgspec.structs.replace(
         WAITS, fingerprint=msgspec.structs.replace(YES, survive="no")
     )
@@ -96,7 +96,8 @@ def test_a_newcomer_is_refused_or_finds_no_room_or_waits_for_the_end() -> None:
     assert "give both --survive and the same --partition" in refused.reason
     full = msgspec.structs.replace(TRAINS, max_nodes=2)
     here = view(a=state("a", full), b=state("b", full), c=state("c", WAITS))
-    assert admit("job", here, C) == Round("r1", (A, B)), "until one of them is lost"
+    found = admit("job", here, C)
+    assert found == Round("r1", (C,), is_joined=True), "two were to begin, not to stay"
     done = state("a", TRAINS, JobEnded("job", "r1", True))
     assert isinstance(admit("job", view(a=done, c=state("c", WAITS)), C), Waiting)
 

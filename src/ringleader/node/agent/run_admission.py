@@ -1,7 +1,8 @@
 """Admission to a job that survives lost machines. Pure.
 
 Its first round forms like any other. Once all machines have entered it, it never ends
-for a change of the membership: a machine that comes later joins the round as it is.
+for a change of the membership: a machine that comes later joins the round as it is,
+whatever number of machines it was to begin with.
 """
 
 from __future__ import annotations
@@ -35,8 +36,6 @@ def admit(job: str, view: ViewState, mine: NodeId) -> Round | Refused | Waiting:
     if refused is not None:
         return refused
     round_id = running[established[0]].round
-    if len(running) >= min(request.max_nodes for request in running.values()):
-        return Round(round_id, tuple(running))
     return Round(round_id, (mine,), is_joined=True)
 
 
