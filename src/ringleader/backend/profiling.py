@@ -27,40 +27,34 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 OPERATIONS = {
-    "all_gather_single": ("_allgather_base_", "all_gather", 1),
-    "all_gather_single_coalesced": (
-        "allgather_into_tensor_coalesced_",
-        "all_gather",
-        1,
-    ),
-    "all_to_all_single": ("alltoall_base_", "all_to_all", 1),
-    "allgather": ("allgather_", "all_gather", 1),
-    "allgather_coalesced": ("allgather_coalesced_", "all_gather", 1),
-    "allreduce": ("allreduce_", "all_reduce", 0),
-    "allreduce_coalesced": ("allreduce_coalesced_", "all_reduce", 0),
-    "allreduce_coded": ("allreduce_", "all_reduce", 0),
-    "alltoall": ("alltoall_", "all_to_all", 1),
-    "barrier": ("barrier", "barrier", 0),
-    "broadcast": ("broadcast_", "broadcast", 0),
-    "gather": ("gather_", "gather", 1),
-    "gather_single": ("gather_", "gather", 1),
-    "recv": ("recv_", "recv", 0),
-    "recv_anysource": ("recv_any_source_", "recv", 0),
-    "reduce": ("reduce_", "reduce", 0),
-    "reduce_scatter": ("reduce_scatter_", "reduce_scatter", 1),
-    "reduce_scatter_single": ("_reduce_scatter_base_", "reduce_scatter", 1),
+    "all_gather_single": ("_allgather_base_", "all_gather"),
+    "all_gather_single_coalesced": ("allgather_into_tensor_coalesced_", "all_gather"),
+    "all_to_all_single": ("alltoall_base_", "all_to_all"),
+    "allgather": ("allgather_", "all_gather"),
+    "allgather_coalesced": ("allgather_coalesced_", "all_gather"),
+    "allreduce": ("allreduce_", "all_reduce"),
+    "allreduce_coalesced": ("allreduce_coalesced_", "all_reduce"),
+    "allreduce_coded": ("allreduce_", "all_reduce"),
+    "alltoall": ("alltoall_", "all_to_all"),
+    "barrier": ("barrier", "barrier"),
+    "broadcast": ("broadcast_", "broadcast"),
+    "gather": ("gather_", "gather"),
+    "gather_single": ("gather_", "gather"),
+    "recv": ("recv_", "recv"),
+    "recv_anysource": ("recv_any_source_", "recv"),
+    "reduce": ("reduce_", "reduce"),
+    "reduce_scatter": ("reduce_scatter_", "reduce_scatter"),
+    "reduce_scatter_single": ("_reduce_scatter_base_", "reduce_scatter"),
     "reduce_scatter_single_coalesced": (
         "reduce_scatter_tensor_coalesced_",
         "reduce_scatter",
-        1,
     ),
-    "scatter": ("scatter_", "scatter", 1),
-    "send": ("send", "send", 0),
+    "scatter": ("scatter_", "scatter"),
+    "send": ("send", "send"),
 }
-"""Methods of a process group -> operator of torch, operation, argument that it reads.
-"""
-
-
+"""Methods of a process group -> operator of torch, operation."""
+IN_PLACE = {"all_reduce", "barrier", "broadcast", "recv", "reduce", "send"}
+"""Operations whose methods have no argument for results before what they read."""
 MESSAGES = {"send", "recv", "recv_anysource"}
 """Methods that always return before the operation has ended."""
 
@@ -106,7 +100,8 @@ def record(
 ) -> Any:
     """Call ``method``; ``has_operator``: the dispatcher has recorded the call."""
     name = method.__name__
-    operator, title, source = OPERATIONS[name]
+    operator, title = OPERATIONS[name]
+    source = 0 if title in IN_PLACE else 1
     running = _Operation(title, _tensors(args[source : source + 1]))
     given = [a for a in args if isinstance(a, Tensor) or _is_list(a)]
     call: Any = nullcontext()

@@ -57,10 +57,7 @@ def _extend_model(stands_in: Callable[[], bool]) -> None:
         return
 
     @wraps(original)
-    def should_save_on_this_rank(
-        model: object,
-        is_main_process: bool,
-    ) -> bool:
+    def should_save_on_this_rank(model: object, is_main_process: bool) -> bool:
         return original(model, is_main_process) or (is_main_process and stands_in())
 
     setattr(should_save_on_this_rank, _MARK, True)

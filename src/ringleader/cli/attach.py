@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from ringleader import settings
-from ringleader.cli.terminal import exit_on_error
+from ringleader.cli.terminal import AnyJob, exit_on_error
 
 TAIL_BYTES = 4096
 """What is shown of each rank's earlier output."""
 
 
-def attach(
-    job: Annotated[
-        str,
-        typer.Argument(help="The job, or the beginning of its name; else the newest."),
-    ] = "",
-) -> None:
+def attach(job: AnyJob = "") -> None:
     """Show the output of a job until it ends; Ctrl-C stops the job.
 
     Closing the terminal or killing this command does not stop it. To look

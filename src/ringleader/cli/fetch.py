@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ringleader import settings
-from ringleader.cli.terminal import exit_on_error
+from ringleader.cli.terminal import AnyJob, exit_on_error
 from ringleader.errors import ConfigError, PeerError
 
 if TYPE_CHECKING:  # slow to import; --help needs none of them
@@ -19,10 +19,7 @@ if TYPE_CHECKING:  # slow to import; --help needs none of them
 
 
 def fetch(
-    job: Annotated[
-        str,
-        typer.Argument(help="The job, or the beginning of its name; else the newest."),
-    ] = "",
+    job: AnyJob = "",
     path: Annotated[
         list[str] | None,
         typer.Argument(

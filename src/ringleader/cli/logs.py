@@ -8,17 +8,14 @@ from typing import Annotated
 import typer
 
 from ringleader import settings
-from ringleader.cli.terminal import exit_on_error
+from ringleader.cli.terminal import AnyJob, exit_on_error
 
 GIVE_UP_S = 5.0
 """How long to ask machines that do not answer, when the logs are not followed."""
 
 
 def logs(
-    job: Annotated[
-        str,
-        typer.Argument(help="The job, or the beginning of its name; else the newest."),
-    ] = "",
+    job: AnyJob = "",
     rank: Annotated[
         int | None, typer.Option(min=0, help="Show the output of this rank only.")
     ] = None,

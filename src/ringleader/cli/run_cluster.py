@@ -89,12 +89,12 @@ def run_on_cluster(agent: ResidentAgent, order: ClusterRun) -> int:
     if files is not None and (hint := large_hint(files)):
         _say(hint)
     spec = make_spec(order, machines, files, name_here(agent))
-    typed_once = bool(order.wanted.on or order.wanted.without)  # it names machines
-    twin = None if typed_once or order.only_prepares else _twin(order, spec)
-    if twin is not None and _is_wanted_again(twin):
-        twin, typed_once = None, True
-    if twin is not None:
-        return _accompany_twin(agent, order, twin)
+    names_machines = bool(order.wanted.on or order.wanted.without)
+    may_be_twin = not (names_machines or order.only_prepares)
+    if may_be_twin and (twin := _twin(order, spec)) is not None:
+        if not _is_wanted_again(twin):
+            return _accompany_twin(agent, order, twin)
+        may_be_twin = False
     start = JobStart(
         agent.path,
         spec,
@@ -104,7 +104,7 @@ def run_on_cluster(agent: ResidentAgent, order: ClusterRun) -> int:
     )
     if order.only_prepares:
         start.check = _print_plan
-    elif not typed_once:
+    elif may_be_twin:
         start.check = partial(_check_twin, agent, order, spec)
     try:
         return asyncio.run(_run(agent, order, start))

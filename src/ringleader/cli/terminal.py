@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,6 +21,12 @@ from ringleader.identity.storage.private_file import read_private
 if TYPE_CHECKING:  # not every command prints tables
     from rich.console import Console, RenderableType
     from rich.table import Table
+
+AnyJob = Annotated[
+    str,
+    typer.Argument(help="The job, or the beginning of its name; else the newest."),
+]
+"""The first argument of commands that show a job."""
 
 PROGRESS_S = 3.0
 _PIPE_S = 30.0

@@ -60,8 +60,7 @@ class LinkProbe:
                 address = (connection.address[0], port)
                 return await asyncio.to_thread(self._dial, address, connection.node)
         except (TimeoutError, ProtocolError) as exc:
-            text = f"the link could not be measured ({str(exc) or 'no answer in time'})"
-            raise PeerUnreachable(connection.node, text) from exc
+            raise _unmeasured(connection.node, exc) from exc
         finally:
             connection.close()
 
@@ -78,8 +77,7 @@ class LinkProbe:
                 framing.write(connection.writer, framing.pack(ProbePort(port)))
                 return await asyncio.to_thread(self._accept, listening, node)
         except (OSError, ConfigError) as exc:
-            text = f"the link could not be measured ({str(exc) or 'no answer in time'})"
-            raise PeerUnreachable(node, text) from exc
+            raise _unmeasured(node, exc) from exc
         finally:
             connection.close()
 
@@ -101,6 +99,11 @@ class LinkProbe:
                 text = "did not connect to the probe port; does a firewall block it?"
                 raise PeerUnreachable(node, text) from exc
         return measure(raw, self.credentials, node, deadline, is_server=True)
+
+
+def _unmeasured(node: NodeId, exc: Exception) -> PeerUnreachable:
+    why = str(exc) or "no answer in time"
+    return PeerUnreachable(node, f"the link could not be measured ({why})")
 
 
 def measure(
