@@ -20,6 +20,8 @@ from ringleader.testing.node_process import make_home
 from tests.kit.warm_python import WarmProcess, WarmPython
 
 RINGLEADER = [sys.executable, "-m", "ringleader.cli.main"]
+IMPATIENT = [sys.executable, "-m", "tests.kit.short_limits"]
+"""The same, for tests in which machines are lost and nobody shall wait for them."""
 TORCHRUN = [
     sys.executable,
     "-m",

@@ -16,7 +16,7 @@ import pytest
 
 from ringleader.node.launch.resident_agent import find_resident, stop_resident
 from ringleader.simulation.lan import VirtualLan, can_make_lan, lan
-from tests.kit.machines import RINGLEADER, Command, Machines
+from tests.kit.machines import IMPATIENT, RINGLEADER, Command, Machines
 from tests.kit.warm_python import WarmPython
 
 pytestmark = [
@@ -331,7 +331,8 @@ def test_a_cut_cable_of_the_starter_ends_its_command_and_not_the_job(
 ) -> None:
     """It has no rank. The job ends while its cable is cut; later it knows how."""
     stop = cluster.machines.folder / "stop"
-    run = cluster.start(0, "run", "--on", "m1,m2", "until.py", str(stop))
+    on = ("--on", "m1,m2", "until.py", str(stop))
+    run = cluster.machines.start(0, *IMPATIENT, "run", *on)
     job = job_of(run)
     run.wait_for("rank 1/2 waits", LIMIT_S)
     cluster.machines.net.cut(0)

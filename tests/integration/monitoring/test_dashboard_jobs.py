@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -20,15 +19,12 @@ from ringleader.jobs.protocol.job_record import JobRecord, JobState
 from ringleader.jobs.protocol.job_spec import JobMachine, JobSpec
 from ringleader.monitoring.messages import OpenDashboard
 from ringleader.monitoring.open_dashboard import open_dashboard
-from ringleader.node.launch.agent_process import AgentProcess
-from ringleader.node.protocol.agent_config import AgentConfig
-from ringleader.testing.node_process import make_home
 from tests.kit.dashboard_client import DashboardClient
+from tests.kit.resident_machine import resident_machine
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs Unix sockets")
 
 PATIENCE_S = 120.0
-LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 JOB = "train-1a2b3c"
 
 
@@ -46,18 +42,9 @@ def wait_for_job(
 
 
 def test_a_job_is_listed_read_and_stopped(tmp_path: Path) -> None:
-    home = make_home(tmp_path / "home", os.urandom(32))
-    config = AgentConfig(
-        home=str(home),
-        interfaces=[LOOPBACK],
-        profile="loopback",
-        name="anna",
-        is_resident=True,
-        accepts_jobs=True,
-    )
     supervisor = subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1)
     try:
-        with AgentProcess.start(config):
+        with resident_machine(tmp_path) as home:
             client = DashboardClient(open_dashboard(home, OpenDashboard()).url)
             client.open()
             _follow(client, home, supervisor)
@@ -76,9 +63,9 @@ def _follow(
     folder.make()
     record = JobRecord(
         spec=JobSpec(
-            id=JOB, script="train.py", machines=[JobMachine(NodeId(node), "anna")]
+            id=JOB, script="train.py", machines=[JobMachine(NodeId(node), "desk")]
         ),
-        machine="anna",
+        machine="desk",
         state=JobState.RUNNING,
         created_s=time.time(),
         pid=supervisor.pid,
@@ -90,7 +77,7 @@ def _follow(
         folder.write(record)
         job = wait_for_job(client, lambda row: row["state"] == "running")
         assert job["name"] == f"train.py ({JOB})"
-        assert job["about"] == "on anna"
+        assert job["about"] == "on desk"
         assert client.ask("GET", f"/log?job={JOB}&rank=0")[1]["text"] == "step 7\n"
         assert "nothing" in client.ask("GET", f"/log?job={JOB}&rank=1")[1]["text"]
         assert client.ask("GET", "/log?job=../x&rank=0")[0] == 404

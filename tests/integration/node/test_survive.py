@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ringleader.simulation.lan import VirtualLan, can_make_lan, lan
-from tests.kit.machines import Machines
+from tests.kit.machines import IMPATIENT, Machines
 from tests.kit.warm_python import WarmPython
 
 pytestmark = [
@@ -71,7 +71,7 @@ def machines(
 def test_nobody_restarts_and_newcomers_join(machines: Machines) -> None:
     script = str(machines.folder / "train.py")
     flags = ("--survive", "--min-nodes", "2", "--max-nodes", "2", script)
-    first, second = [machines.run(i, *flags) for i in range(2)]
+    first, second = [machines.start(i, *IMPATIENT, "run", *flags) for i in range(2)]
     first.wait_for("sees m1 of 2 False")
     born = second.lines[second.wait_for("joiner False")]
 
@@ -132,7 +132,8 @@ def test_a_machine_that_returns_when_all_is_done_trains_nothing(
     script = machines.folder / "elastic.py"
     script.write_text(TRAINING)
     flags = ("--survive", "--min-nodes", "2", "--wait", "0", str(script))
-    first, second = machines.run(0, *flags, "a"), machines.run(1, *flags, "b")
+    first = machines.start(0, *IMPATIENT, "run", *flags, "a")
+    second = machines.run(1, *flags, "b")
     for each in (first, second):
         each.wait_for("made step 1")
     machines.net.hosts[1].kill_all()

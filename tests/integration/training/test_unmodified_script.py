@@ -29,7 +29,7 @@ from ringleader.simulation.lan import can_make_lan, lan
 from ringleader.testing.run_member import issue_credentials
 from ringleader.transport.free_ports import free_ports
 from tests.kit import surviving_gathers, surviving_script
-from tests.kit.machines import RINGLEADER, Command, Machines
+from tests.kit.machines import IMPATIENT, RINGLEADER, Command, Machines
 from tests.kit.surviving_script import Net, batch
 from tests.kit.warm_python import WarmProcess, WarmPython
 
@@ -348,7 +348,9 @@ def test_the_command_survives_the_loss_of_a_machine(
         machines = Machines(net, tmp_path, warm_python)
         try:
             commands = [
-                machines.run(i, *flags, SCRIPT, str(tmp_path), str(STEPS))
+                machines.start(
+                    i, *IMPATIENT, "run", *flags, SCRIPT, str(tmp_path), str(STEPS)
+                )
                 for i in range(SIZE)
             ]
             wait_for_step(tmp_path, STEPS // 3)
