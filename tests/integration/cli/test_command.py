@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 
 import ringleader
 from ringleader.cli.main import SUMMARIES, app, load_command
+from tests.kit.machines import RINGLEADER
+from tests.kit.warm_python import WarmPython
 
 SLOW = {
     "torch",
@@ -176,3 +178,26 @@ def test_a_word_that_is_no_command_says_what_is_meant(word: str, instead: str) -
     assert done.exit_code == 2
     assert f"No such command '{word}'." in done.output
     assert instead in done.output
+
+
+def test_what_cannot_run_says_what_to_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm_python: WarmPython
+) -> None:
+    """Also on a machine that is in no cluster: the word is wrong on every machine."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("train.py", "book.ipynb"):
+        (tmp_path / name).touch()
+    typed = {
+        "run python train.py --lr 1": "; ringleader run train.py --lr 1\n",
+        "run -": "; save it: ringleader run train.py\n",
+        "run .": "is a folder; name the script: ringleader run train.py\n",
+        "run book.ipynb": "--to script book.ipynb; ringleader run book.py\n",
+        "start": "'ringleader run SCRIPT' trains",
+    }
+    env = {**os.environ, "RINGLEADER_HOME": str(tmp_path / "home")}
+    argvs = [[*RINGLEADER[1:], *words.split()] for words in typed]
+    commands = [warm_python.popen(*argv, env=env) for argv in argvs]
+    for command, instead in zip(commands, typed.values(), strict=True):
+        said, _ = command.communicate(300)
+        assert command.returncode in (1, 2), said
+        assert instead in said

@@ -162,6 +162,8 @@ def test_a_healthy_lan_gives_no_finding(tmp_path: Path, practice: Practice) -> N
     homes = Homes(tmp_path)
     with lan(hosts=3, rate="1gbit") as net:
         tin, bob, cat = net.hosts
+        for number in range(3):
+            tin.add_interface(f"docker{number}", f"172.{17 + number}.0.1/16")
         alone = practice.examine(tin, homes.get("tin"))
         assert alone["findings"] == []
         assert "no other node found" in line(alone, "nodes")
@@ -180,6 +182,9 @@ def test_a_healthy_lan_gives_no_finding(tmp_path: Path, practice: Practice) -> N
         assert status == 0
         assert "nothing is wrong" in shown
         assert "Mbit/s" in shown
+        said = " ".join(shown.split())
+        assert re.search(r"docker0 is virtual by its name \(\d+ more\)", said)
+        assert "docker1" not in shown
 
 
 @pytest.mark.slow

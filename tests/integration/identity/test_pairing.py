@@ -686,7 +686,7 @@ def test_a_phrase_is_printed_here_and_typed_there(machines: list[Machine]) -> No
 
 
 def test_a_phrase_can_come_from_a_file(machines: list[Machine]) -> None:
-    first, second, _ = machines
+    first, second, third = machines
     phrase = first.run_json("init")["phrase"]
     file = first.home / "phrase"
     file.write_text(phrase + "\n")
@@ -696,6 +696,8 @@ def test_a_phrase_can_come_from_a_file(machines: list[Machine]) -> None:
     assert "chmod 600" in refused.stderr
     file.chmod(0o600)
     assert second.run("join", "--phrase-file", str(file)).returncode == 0
+    piped = third.run("join", "--phrase-file", "-", typed=phrase + "\n")
+    assert piped.returncode == 0, piped.stderr
 
 
 @pytest.mark.parametrize(
