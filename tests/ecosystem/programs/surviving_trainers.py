@@ -23,11 +23,7 @@ from tiny_models import causal_model, tokenizer
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from trl import SFTConfig, SFTTrainer
 
-from ringleader.identity.cluster_secret import ClusterSecret
-from ringleader.identity.secret_value import Secret
-from ringleader.settings.run import RunSettings
-from ringleader.testing.run_member import issue_credentials
-from ringleader.transport.free_ports import free_ports
+from tests.kit.ranks_without_agent import environments
 
 SIZE, STEPS = 3, 24
 
@@ -121,46 +117,22 @@ def train(kind: str, when: str, dies: bool) -> None:
     (out / f"rank{rank}.json").write_text(json.dumps(found))
 
 
-def environments(folder: Path) -> list[dict[str, str]]:
-    """The environments of the ranks of one run, without an agent."""
-    folder.mkdir()
-    cluster = ClusterSecret(root=Secret(os.urandom(32)))
-    store, *ports = free_ports(1 + SIZE)
-    found = []
-    for rank in range(SIZE):
-        run = RunSettings(
-            job="script",
-            is_joiner=False,
-            credentials=str(issue_credentials(folder, cluster)[0]),
-            peers=",".join(f"127.0.0.1:{port}" for port in ports),
-            port=ports[rank],
-            size=SIZE,
-        )
-        found.append(
-            {
-                **run.environment(),
-                "RANK": str(rank),
-                "LOCAL_RANK": "0",
-                "WORLD_SIZE": str(SIZE),
-                "LOCAL_WORLD_SIZE": "1",
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(store),
-                "RINGLEADER_DEFAULT": "1",
-                "SURVIVING_OUT": str(folder),
-                "RINGLEADER_HOME": str(folder / f"home{rank}"),
-            }
-        )
-    return found
-
-
 def fork(scenario: dict[str, Any], rank: int, environment: dict[str, str]) -> int:
     pid = os.fork()
     if pid:
         return pid
     status = 1
+    folder = scenario["folder"]
+    alone = {
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "RINGLEADER_DEFAULT": "1",
+        "SURVIVING_OUT": folder,
+        "RINGLEADER_HOME": f"{folder}/home{rank}",
+    }
     try:
-        os.environ.update(environment)
-        with Path(scenario["folder"], f"rank{rank}.log").open("wb") as log:
+        os.environ.update({**environment, **alone})
+        with Path(folder, f"rank{rank}.log").open("wb") as log:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
         train(scenario["kind"], scenario["when"], rank == scenario["dying"])
@@ -177,7 +149,8 @@ def fork(scenario: dict[str, Any], rank: int, environment: dict[str, str]) -> in
 def main() -> None:
     for scenario in json.loads(Path(sys.argv[1]).read_text()):
         folder = Path(scenario["folder"])
-        ranks = enumerate(environments(folder))
+        folder.mkdir()
+        ranks = enumerate(environments(folder, SIZE))
         pids = [fork(scenario, rank, environment) for rank, environment in ranks]
         ends = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
         (folder / "ends.json").write_text(json.dumps(ends))

@@ -16,17 +16,13 @@ import pytest
 import torch
 
 from ringleader.errors import ConfigError
-from ringleader.identity.cluster_secret import ClusterSecret
-from ringleader.identity.secret_value import Secret
 from ringleader.paramserver.evaluation import load_model
 from ringleader.paramserver.server.storage.checkpoint import WEIGHTS
 from ringleader.paramserver.tasks.batch_order import batch_indices
 from ringleader.paramserver.tasks.loading import load_task
 from ringleader.paramserver.worker.cluster import Cluster
-from ringleader.settings.run import RunSettings
-from ringleader.testing.run_member import issue_credentials
-from ringleader.transport.free_ports import free_ports
 from tests.kit.commands import Run, command, link_file, output_of
+from tests.kit.ranks_without_agent import environments
 from tests.kit.warm_python import WarmProcess, WarmPython
 
 SIZE, ROUNDS, STEPS, BATCH = 3, 30, 7, 11
@@ -88,31 +84,15 @@ def reference(path: Path) -> dict[str, torch.Tensor]:
     return dict(zip((n for n, _ in model.named_parameters()), theta, strict=True))
 
 
-def start_ranks(warm: WarmPython, folder: Path, *flags: object) -> list[WarmProcess]:
+def start_ranks(
+    warm: WarmPython, folder: Path, *flags: str | Path
+) -> list[WarmProcess]:
     """Start a process for each machine of the cluster, without agents."""
-    cluster = ClusterSecret(root=Secret(os.urandom(32)))
-    store, *ports = free_ports(1 + SIZE)
-    ranks = []
-    for rank in range(SIZE):
-        run = RunSettings(
-            job="cluster",
-            is_joiner=False,
-            credentials=str(issue_credentials(folder, cluster)[0]),
-            peers=",".join(f"127.0.0.1:{port}" for port in ports),
-            port=ports[rank],
-            size=SIZE,
-        )
-        env = {
-            **os.environ,
-            **run.environment(),
-            "OMP_NUM_THREADS": "1",
-            "RANK": str(rank),
-            "WORLD_SIZE": str(SIZE),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(store),
-        }
-        ranks.append(warm.popen(*command("work", "--cluster", *flags), env=env))  # type: ignore[arg-type]
-    return ranks
+    words = command("work", "--cluster", *flags)
+    return [
+        warm.popen(*words, env={**os.environ, "OMP_NUM_THREADS": "1", **each})
+        for each in environments(folder, SIZE)
+    ]
 
 
 def wait_until(is_true: Callable[[], bool], what: str) -> None:

@@ -14,22 +14,19 @@ import random
 import signal
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from ringleader.identity.cluster_secret import ClusterSecret
-from ringleader.identity.secret_value import Secret
 from ringleader.node.launch.resident_agent import find_resident, stop_resident
 from ringleader.node.launch.survival_policy import SPLIT_STATUS
-from ringleader.settings.run import RunSettings
 from ringleader.simulation.lan import can_make_lan, lan
-from ringleader.testing.run_member import issue_credentials
-from ringleader.transport.free_ports import free_ports
 from tests.kit import surviving_gathers, surviving_script
 from tests.kit.machines import IMPATIENT, RINGLEADER, Command, Machines
+from tests.kit.ranks_without_agent import environments
 from tests.kit.surviving_script import Net, batch
 from tests.kit.warm_python import WarmProcess, WarmPython
 
@@ -40,28 +37,28 @@ SCRIPT = surviving_script.__file__
 
 def start(warm: WarmPython, folder: Path, script: str = SCRIPT) -> list[WarmProcess]:
     """Start all ranks, without an agent."""
-    cluster = ClusterSecret(root=Secret(os.urandom(32)))
-    store, *ports = free_ports(1 + SIZE)
-    ranks = []
-    for rank in range(SIZE):
-        run = RunSettings(
-            job="script",
-            is_joiner=False,
-            credentials=str(issue_credentials(folder, cluster)[0]),
-            peers=",".join(f"127.0.0.1:{port}" for port in ports),
-            port=ports[rank],
-            size=SIZE,
-        )
-        env = {
-            **os.environ,
-            **run.environment(),
-            "RANK": str(rank),
-            "WORLD_SIZE": str(SIZE),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(store),
-        }
-        ranks.append(warm.popen(script, str(folder), str(STEPS), env=env))
-    return ranks
+    return [
+        warm.popen(script, str(folder), str(STEPS), env={**os.environ, **each})
+        for each in environments(folder, SIZE)
+    ]
+
+
+@contextmanager
+def machines_of(size: int, folder: Path, warm: WarmPython) -> Iterator[Machines]:
+    with lan(hosts=size, rate="1gbit") as net:
+        machines = Machines(net, folder, warm)
+        try:
+            yield machines
+        finally:
+            machines.close()
+
+
+def train_on(
+    machines: Machines, folder: Path, *flags: str, by: Sequence[str] = RINGLEADER
+) -> list[Command]:
+    """Run the script on every machine."""
+    words = (*by, "run", *flags, SCRIPT, str(folder), str(STEPS))
+    return [machines.start(host.number, *words) for host in machines.net.hosts]
 
 
 def lines(folder: Path, rank: int) -> list[dict[str, list[float]]]:
@@ -232,22 +229,15 @@ def test_a_killed_worker_is_not_replaced_and_the_others_finish_for_all(
     warm_python: WarmPython, tmp_path: Path
 ) -> None:
     flags = ("--survive", "--nodes", str(SIZE), "--min-nodes", "1")
-    with lan(hosts=SIZE, rate="1gbit") as net:
-        machines = Machines(net, tmp_path, warm_python)
-        try:
-            commands = [
-                machines.run(i, *flags, SCRIPT, str(tmp_path), str(STEPS))
-                for i in range(SIZE)
-            ]
-            wait_for_step(tmp_path, STEPS // 3)
-            for killed in (1, 2):
-                pid = int((tmp_path / f"{killed}.pid").read_text())
-                os.kill(pid, signal.SIGKILL)
-            (tmp_path / surviving_script.GO_ON).touch()
-            for command in commands:
-                assert command.end(WITHIN_S) == 0, "".join(command.lines)
-        finally:
-            machines.close()
+    with machines_of(SIZE, tmp_path, warm_python) as machines:
+        commands = train_on(machines, tmp_path, *flags)
+        wait_for_step(tmp_path, STEPS // 3)
+        for killed in (1, 2):
+            pid = int((tmp_path / f"{killed}.pid").read_text())
+            os.kill(pid, signal.SIGKILL)
+        (tmp_path / surviving_script.GO_ON).touch()
+        for command in commands:
+            assert command.end(WITHIN_S) == 0, "".join(command.lines)
     said = ["".join(command.lines) for command in commands]
     assert sum("has finished, process" in each for each in said) == 1
     lost = [each for each in said if "has finished, process" not in each]
@@ -266,28 +256,21 @@ def test_machines_that_trained_apart_say_so_unless_only_the_larger_side_goes_on(
 ) -> None:
     """The cable of one machine is cut in the middle and mended before the end."""
     flags = ("--survive", "--nodes", "2", "--partition", partition)
-    with lan(hosts=2, rate="1gbit") as net:
-        machines = Machines(net, tmp_path, warm_python)
-        try:
-            commands = [
-                machines.run(i, *flags, SCRIPT, str(tmp_path), str(STEPS))
-                for i in range(2)
-            ]
-            wait_for_step(tmp_path, STEPS // 3, 2)
-            net.cut(1)
+    with machines_of(2, tmp_path, warm_python) as machines:
+        commands = train_on(machines, tmp_path, *flags)
+        wait_for_step(tmp_path, STEPS // 3, 2)
+        machines.net.cut(1)
+        for command in commands:
+            command.wait_for("is silent; training goes on")
+        (tmp_path / surviving_script.GO_ON).touch()
+        if partition == "continue":
             for command in commands:
-                command.wait_for("is silent; training goes on")
-            (tmp_path / surviving_script.GO_ON).touch()
-            if partition == "continue":
-                for command in commands:
-                    command.wait_for("has finished, process")
-            else:
-                wait_for_line(commands, "has finished, process")
-                wait_for_line(commands, "waiting: these members are no majority")
-            net.mend(1)
-            ends = [command.end(WITHIN_S) for command in commands]
-        finally:
-            machines.close()
+                command.wait_for("has finished, process")
+        else:
+            wait_for_line(commands, "has finished, process")
+            wait_for_line(commands, "waiting: these members are no majority")
+        machines.net.mend(1)
+        ends = [command.end(WITHIN_S) for command in commands]
     said = "".join(line for command in commands for line in command.lines)
     models = [torch.load(file)["first.weight"] for file in tmp_path.glob("*.pt")]
     if partition == "continue":
@@ -306,16 +289,12 @@ def test_an_agent_that_is_killed_is_no_lost_worker_and_its_return_is_told(
     warm_python: WarmPython, tmp_path: Path
 ) -> None:
     flags = ("--here", "--survive", "--nodes", "2")
-    with lan(hosts=2, rate="1gbit") as net:
-        machines = Machines(net, tmp_path, warm_python)
+    with machines_of(2, tmp_path, warm_python) as machines:
         try:
             for index in range(2):
                 up = machines.start(index, *RINGLEADER, "up", "--no-jobs")
                 assert up.end() == 0, "".join(up.lines)
-            commands = [
-                machines.run(i, *flags, SCRIPT, str(tmp_path), str(STEPS))
-                for i in range(2)
-            ]
+            commands = train_on(machines, tmp_path, *flags)
             wait_for_step(tmp_path, STEPS // 3, 2)
             agent = find_resident(tmp_path / "home1")
             assert agent is not None
@@ -332,7 +311,6 @@ def test_an_agent_that_is_killed_is_no_lost_worker_and_its_return_is_told(
         finally:
             for index in range(2):
                 stop_resident(tmp_path / f"home{index}")
-            machines.close()
     for rank in range(2):
         assert lines(tmp_path, rank)[STEPS - 1]["present"] == [1, 1]
 
@@ -344,25 +322,16 @@ def test_the_command_survives_the_loss_of_a_machine(
 ) -> None:
     """``ringleader run --survive`` on three machines; one of them loses its power."""
     flags = ("--survive", "--min-nodes", str(SIZE), "--wait", "0")
-    with lan(hosts=SIZE, rate="1gbit") as net:
-        machines = Machines(net, tmp_path, warm_python)
-        try:
-            commands = [
-                machines.start(
-                    i, *IMPATIENT, "run", *flags, SCRIPT, str(tmp_path), str(STEPS)
-                )
-                for i in range(SIZE)
-            ]
-            wait_for_step(tmp_path, STEPS // 3)
-            net.hosts[0].kill_all()
-            (tmp_path / surviving_script.GO_ON).touch()
-            for command in commands[1:]:
-                assert command.end(WITHIN_S) == 0, "".join(command.lines)
-                said = "".join(command.lines)
-                assert "was lost; going on with 2 of 3 ranks" in said
-                assert "rank and world size stay as they were" in said, "the limits"
-        finally:
-            machines.close()
+    with machines_of(SIZE, tmp_path, warm_python) as machines:
+        commands = train_on(machines, tmp_path, *flags, by=IMPATIENT)
+        wait_for_step(tmp_path, STEPS // 3)
+        machines.net.hosts[0].kill_all()
+        (tmp_path / surviving_script.GO_ON).touch()
+        for command in commands[1:]:
+            assert command.end(WITHIN_S) == 0, "".join(command.lines)
+            said = "".join(command.lines)
+            assert "was lost; going on with 2 of 3 ranks" in said
+            assert "rank and world size stay as they were" in said, "the limits"
     survivors = [rank for rank in range(SIZE) if (tmp_path / f"{rank}.pt").exists()]
     assert len(survivors) == SIZE - 1
     check(tmp_path, survivors)
