@@ -251,7 +251,7 @@ def test_a_worker_alive_for_several_timeouts_stays_registered(command: Command) 
         assert [await begin(a), await begin(b)] == [0, 1]
         await wait_for_names(a, {0: "a", 1: "b"})
         seen = len(changes)
-        await asyncio.sleep(3.5 * timeout_s)
+        await asyncio.sleep(2.2 * timeout_s)
         assert names(a) == {0: "a", 1: "b"}
         assert changes[seen:] == []
         await a.close()

@@ -178,22 +178,13 @@ def test_slurm_with_its_variables(
 
 @pytest.mark.slow
 @pytest.mark.skipif(not can_run_slurm()[0], reason=can_run_slurm()[1])
-def test_a_real_slurm_of_one_node(tmp_path: Path) -> None:
-    here = ("--nodes=1", "--ntasks-per-node=2", "--cpus-per-task=1")
-    with Slurm(tmp_path) as slurm:
-        said = slurm.submit(RECIPES / "slurm.sh", *here, within_s=WITHIN_S)
-    assert RESULT.search(said), said
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not can_run_slurm()[0], reason=can_run_slurm()[1])
+@pytest.mark.skipif(not can_make_lan()[0], reason=can_make_lan()[1])
 def test_a_real_slurm_of_two_nodes(tmp_path: Path) -> None:
-    """The script as it is, but for the cores that this machine may not have."""
-    is_possible, reason = can_make_lan()
-    if not is_possible:
-        pytest.skip(reason)
+    """The script as it is, but for the cores that this machine may not have; then with
+    both tasks on one node."""
+    on_one = ("--nodes=1", "--ntasks-per-node=2")
     with lan(hosts=2) as net, Slurm(tmp_path, net) as slurm:
-        said = slurm.submit(
-            RECIPES / "slurm.sh", "--cpus-per-task=1", within_s=WITHIN_S
-        )
-    assert RESULT.search(said), said
+        for where in ((), on_one):
+            options = (*where, "--cpus-per-task=1")
+            said = slurm.submit(RECIPES / "slurm.sh", *options, within_s=WITHIN_S)
+            assert RESULT.search(said), said

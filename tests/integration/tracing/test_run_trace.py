@@ -124,14 +124,14 @@ def test_the_sentence_names_the_machine_whose_link_is_slow(machines: Machines) -
     machines.net.set_rate(1, "4mbit")
     script, path = machines.folder / "train.py", machines.folder / "out.json"
     options = ["--nodes", "3", "--rank0", "m0", "--trace", str(path)]
-    runs = [machines.run(i, *options, str(script), "6") for i in range(3)]
+    runs = [machines.run(i, *options, str(script), "3") for i in range(3)]
     for run in runs:
         assert run.end() == 0, "".join(run.lines)
     said = "".join(runs[0].lines)
     sentence = next(line for line in runs[0].lines if "of the step for" in line)
     assert "of the step for `m1`'s Ethernet (" in sentence, said
     assert "--compress int8" in sentence
-    assert steps_of(path) == {0: 6, 1: 6, 2: 6}
+    assert steps_of(path) == {0: 3, 1: 3, 2: 3}
     assert [each["is_complete"] for each in ranks_of(path)] == [True] * 3
     assert sorted(each["machine"] for each in ranks_of(path)) == ["m0", "m1", "m2"]
     for run in runs[1:]:
