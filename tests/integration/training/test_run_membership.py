@@ -183,6 +183,31 @@ def test_a_freeze_without_an_answer_does_not_hold_up_the_others(
         others.wait_for_size(1)
 
 
+def test_a_process_that_is_stopped_before_it_answers_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The answer is due when it goes on, and is given as soon as it does."""
+    monkeypatch.setattr(control_loop, "ANSWER_S", 0.5)
+    with member() as (first, hooks), member(first) as (second, others):
+        hooks.wait_for_size(2)
+        before = others.wait_for_size(2)
+        answer = first.answer
+
+        def stop_then_answer(view_id: ViewId, status: bytes) -> None:
+            loop = asyncio.get_running_loop()
+            loop.call_later(0.01, time.sleep, 1.0)
+            loop.call_later(0.1, answer, view_id, status)
+
+        first.answer = stop_then_answer  # type: ignore[method-assign]
+        first.refresh()
+        hooks.wait("install", lambda view: view.id > before.id)
+        first.answer = answer  # type: ignore[method-assign]
+        first.refresh()
+        while (view := others.wait("install")).id.counter < before.id.counter + 2:
+            pass
+        assert view.members == (first.me, second.me)
+
+
 def test_a_machine_that_slept_drops_its_links_and_comes_back() -> None:
     slept = [0.0]
     with (
