@@ -1,9 +1,10 @@
 """Following: a newcomer follows the run before it is a member, and members serve it.
 
 A newcomer with a large state is held back: it copies parameters and follows the
-gradients of the run while the others train on. It asks for admission when it is level,
-so that the others wait only until digests are compared. A newcomer that cannot follow
-joins all the same, and the others wait while it copies the state.
+gradients of the run while the others train on, as fast as it can follow. It asks for
+admission when it is level, so that the others wait only until digests are compared. A
+newcomer that cannot follow joins all the same, and the others wait while it copies the
+state.
 """
 
 from __future__ import annotations
@@ -19,26 +20,23 @@ from ringleader.node.peering.peer_connection import Address, PeerConnection
 from ringleader.training.control.run_membership import RunMembership
 from ringleader.training.join.dial_sources import dial_sources
 from ringleader.training.join.live_learner import LiveLearner
-from ringleader.training.join.live_source import LiveSource, is_tensorwise
+from ringleader.training.join.live_source import SLOWEST, LiveSource, is_tensorwise
 from ringleader.training.join.upload_pace import UploadPace
 from ringleader.training.run_news import tell
 from ringleader.training.state.replicated_state import ReplicatedState
 
 _log = logging.getLogger(__name__)
 
-LIVE_BYTES = 8 << 20
-"""Parameters of a smaller size are copied while the others wait: that takes less than
-0.3 s at 1 Gbit/s, with the state of Adam."""
+LIVE_BYTES = 1 << 20
+"""Parameters of a smaller size are copied while the others wait: with the state of Adam
+that takes 30 ms at 1 Gbit/s, and 2 s at 16 Mbit/s."""
 
 LEVEL_S: Final = 120.0
-"""A newcomer that has not caught up by then joins all the same, by copying."""
+"""A newcomer that gets nothing more of the state for so long joins all the same, by
+copying."""
 
 LAST_STEPS_S: Final = 5.0
 """How long an admitted newcomer waits for the gradients of the last steps, at least."""
-
-SLOW_LINK: Final = 10e6
-"""Bytes per second of a link on which the gradients of one step are waited for: copying
-the whole state would take longer still."""
 
 
 class Following:
@@ -71,13 +69,12 @@ class Following:
         if is_large and is_tensorwise(self.state.optimizer):
             self._learner = LiveLearner(self.state, self._dial, tell)
             self._learner.start()
-            deadline = Deadline.after(LEVEL_S)
             tell(
                 f"joining: the state is taken over while the others train; copied "
-                f"while they wait, if that takes more than {LEVEL_S:g} s"
+                f"while they wait, if nothing more of it comes for {LEVEL_S:g} s"
             )
             with phase("join: follow the run", holds_up=True):
-                is_level = self._learner.wait_level(deadline)
+                is_level = self._learner.wait_level(LEVEL_S)
             if not is_level:
                 tell("joining: this machine could not follow the run, so it copies")
         self._membership.release()
@@ -96,7 +93,8 @@ class Following:
         if learner is None:
             return False
         size = sum(p.nbytes for p in self.state.model.parameters())
-        wait_s = max(LAST_STEPS_S, size / SLOW_LINK)
+        # Copying the whole state would take longer still than the gradients of a step.
+        wait_s = LAST_STEPS_S + size / SLOWEST
         return learner.finish(version, Deadline.after(wait_s))
 
     def serve(self) -> None:
@@ -110,6 +108,11 @@ class Following:
     def is_followed(self) -> bool:
         """Whether newcomers get the steps of this member."""
         return self._source is not None and self._source.has_learners
+
+    def wait_for_learners(self, must_go_on: Callable[[], bool]) -> None:
+        """Wait between two steps for newcomers whose link is slow."""
+        if self._source is not None:
+            self._source.wait_for_learners(must_go_on)
 
     def applied(self, version: int) -> None:
         """Note that a step was applied, also without a step of the optimizer."""

@@ -19,6 +19,7 @@ from ringleader.groups.group import Group, handle_of
 from ringleader.training.bucket_reducer import Sidebands
 from ringleader.training.contribution import Contribution
 from ringleader.training.control.run_environment import tell_end
+from ringleader.training.data.balance import Flag
 from ringleader.training.data.loader import Loader
 from ringleader.training.data.progress import table_after_loss, table_of
 from ringleader.training.data_order import DataOrder
@@ -114,7 +115,14 @@ class Members(Team):
                 self._enter_next(self._entered)
         if self._entered is not None:
             self._entered.step_done()
+        self._following.wait_for_learners(self._must_go_on)
         return True
+
+    def _must_go_on(self) -> bool:
+        """Whether newcomers that follow the run have to wait: a view is to come, or
+        this member is about to leave."""
+        is_leaving = Flag.LEAVING in self.events.flags()
+        return self._session.is_awaited or is_leaving or self.is_over
 
     # -- one attempt -----------------------------------------------------------------
 

@@ -233,6 +233,13 @@ class ViewSession:
             return self.step.is_frozen
 
     @property
+    def is_awaited(self) -> bool:
+        """True if others wait for this member: to promise a view, or for the view."""
+        with self.lock:
+            self._check()
+            return self._deferred is not None or self.step.is_frozen
+
+    @property
     def peers(self) -> RunPeers | None:
         """The other members of the run; None until the agent has named them."""
         return self._membership.peers if self._membership.has_source else RunPeers()

@@ -27,8 +27,8 @@ class NotedLearner(LiveLearner):
 
     levels: ClassVar[list[bool]] = []
 
-    def wait_level(self, deadline: Deadline) -> bool:
-        is_level = super().wait_level(deadline)
+    def wait_level(self, limit_s: float) -> bool:
+        is_level = super().wait_level(limit_s)
         self.levels.append(is_level)
         return is_level
 

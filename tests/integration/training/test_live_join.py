@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import threading
 import time
@@ -21,10 +22,10 @@ from ringleader.node.peering.peer_connection import PeerConnection
 from ringleader.node.protocol import framing
 from ringleader.node.protocol.hello import PROTOCOL, AgentHello, Purpose
 from ringleader.testing.threaded_world import run_threads, world
-from ringleader.training.join import step_messages
+from ringleader.training.join import live_source, step_messages
 from ringleader.training.join.learner import Learner
 from ringleader.training.join.live_learner import LiveLearner
-from ringleader.training.join.live_source import LiveSource
+from ringleader.training.join.live_source import HELLO_BYTES, LiveSource
 from ringleader.training.join.step_messages import (
     LearnerHello,
     SourceReply,
@@ -140,7 +141,7 @@ def test_a_learner_becomes_level_while_the_sources_train(optimizer: str) -> None
     with control_loop() as loop:
         learner = follow(learner_member, sources, loop)
         limit = Deadline.after(100)
-        while not learner.wait_level(Deadline.after(0.0)) and not limit.is_over():
+        while not learner.wait_level(0.0) and not limit.is_over():
             for each in members[:2]:
                 each.train(1, seed=steps)
             steps += 1
@@ -182,7 +183,7 @@ def test_the_part_of_a_lost_source_is_taken_from_another() -> None:
                 each.train(1, seed=steps)
             steps += 1
         slow.close()
-        assert learner.wait_level(limit)
+        assert learner.wait_level(100.0)
         members[1].train(1, seed=steps)
         steps += 1
         assert learner.finish(steps, limit)
@@ -201,7 +202,7 @@ def test_what_was_damaged_on_the_way_is_found_and_copied_again() -> None:
     newcomer = members[2]
     with control_loop() as loop:
         learner = follow(newcomer, sources, loop)
-        assert learner.wait_level(Deadline.after(100))
+        assert learner.wait_level(100.0)
         for source in sources:
             source.skipped(
                 3
@@ -233,7 +234,7 @@ def test_a_model_that_differs_is_refused_and_lost_sources_end_it() -> None:
     run.train(1)
     with control_loop() as loop:
         learner = follow(other, [source_of(run)], loop)
-        assert not learner.wait_level(Deadline.after(60)), "refused, at once"
+        assert not learner.wait_level(60.0), "refused, at once"
         again = follow(Member(2, "adam"), [source := source_of(run)], loop)
         run.train(1)
         source.close()
@@ -267,13 +268,14 @@ def test_a_malicious_source_is_left(step: dict[str, Any]) -> None:
         for message in (SourceReply(), {**msgspec.to_builtins(usual), **step}):
             body = msgspec.msgpack.encode(message)
             theirs.sendall(len(body).to_bytes(4, "little") + body)
-        assert not learner.wait_level(Deadline.after(60))
+        assert not learner.wait_level(60.0)
     assert member.state.digest().root == before
 
 
 def test_a_silent_source_counts_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first source is stopped: its connection stays, and nothing comes."""
-    monkeypatch.setattr(step_messages, "SILENT_S", 1.0)
+    monkeypatch.setattr(step_messages, "SILENT_S", 2.0)
+    monkeypatch.setattr(live_source, "ALIVE_S", 0.1)
     run, newcomer = Member(1, "adam"), Member(2, "adam")
     run.train(2)
     source = source_of(run)
@@ -290,7 +292,7 @@ def test_a_silent_source_counts_as_lost(monkeypatch: pytest.MonkeyPatch) -> None
     learner = LiveLearner(newcomer.state, dial, told.append)
     learner.start()
     with silent:
-        assert learner.wait_level(Deadline.after(60))
+        assert learner.wait_level(60.0)
         source.close()
         learner.finish(0, Deadline.after(60))
     assert "source: is silent; asking another machine" in told[0]
@@ -324,17 +326,103 @@ def test_a_source_without_steps_gives_signs_of_life() -> None:
     source.close()
 
 
-def test_a_learner_that_falls_behind_is_told_at_once() -> None:
-    run, newcomer = Member(1, "adam"), Member(2, "adam")
+class SlowLink:
+    """What a source sends arrives at a rate; ``bytes_per_s`` 0: nothing more does."""
+
+    def __init__(self, source: LiveSource, loop: asyncio.AbstractEventLoop) -> None:
+        self.bytes_per_s = 2e6
+        self._source, self._loop = source, loop
+        self._carriers: list[threading.Thread] = []
+
+    def close(self) -> None:
+        """Wait until both ends of all links are closed."""
+        for each in self._carriers:
+            each.join(60)
+
+    async def dial(self) -> list[PeerConnection]:
+        (theirs, near), (far, mine) = socket.socketpair(), socket.socketpair()
+        for sock in (theirs, near, far, mine):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
+
+        async def serve() -> None:
+            await self._source.serve(await connected(theirs))
+
+        SERVING.append(asyncio.run_coroutine_threadsafe(serve(), self._loop))
+        carrier = threading.Thread(target=self._carry, args=(near, far))
+        carrier.start()
+        self._carriers.append(carrier)
+        return [await connected(mine)]
+
+    def _carry(self, near: socket.socket, far: socket.socket) -> None:
+        with near, far, contextlib.suppress(OSError):
+            near.sendall(far.recv(HELLO_BYTES))
+            while data := near.recv(1 << 14):
+                while not self.bytes_per_s:
+                    time.sleep(0.01)
+                time.sleep(len(data) / self.bytes_per_s)
+                far.sendall(data)
+
+
+def test_steps_wait_for_a_learner_whose_link_is_slow() -> None:
+    """It gets the state all the same, and no step waits for more than its share."""
+    classes = 30_000
+    run, newcomer = Member(1, "adam", classes), Member(2, "adam", classes)
+    run.train(2)
+    steps = 0
+    source = source_of(run, lambda: steps)
+    waits: list[float] = []
+    with control_loop() as loop:
+        link = SlowLink(source, loop)
+        learner = LiveLearner(newcomer.state, link.dial)
+        learner.start()
+        limit = Deadline.after(300)
+        while not learner.wait_level(0.0) and not limit.is_over():
+            run.train(1, seed=steps)
+            steps += 1
+            began_s = time.monotonic()
+            source.wait_for_learners(lambda: False)
+            waits.append(time.monotonic() - began_s)
+        assert learner.finish(steps, limit)
+        source.close()
+        link.close()
+    assert max(waits) > 0.1, "the link is slower than the steps"
+    for name, parameter in run.model.named_parameters():
+        assert torch.equal(parameter, newcomer.model.get_parameter(name)), name
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_s", "stalled_s", "slowest"), [(0.0, 0.5, 1.0), (1e5, 0.0, 1e12)]
+)
+def test_steps_do_not_wait_for_a_learner_whose_link_carries_nothing(
+    bytes_per_s: float,
+    stalled_s: float,
+    slowest: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither for one that is far too slow: it is told that it copies."""
+    monkeypatch.setattr(live_source, "STALLED_S", stalled_s)
+    monkeypatch.setattr(live_source, "SLOWEST", slowest)
+    run, newcomer = Member(1, "adam", 30_000), Member(2, "adam", 30_000)
     run.train(2)
     source = source_of(run)
-    source._max_backlog = 0
     with control_loop() as loop:
-        learner = follow(newcomer, [source], loop)
-        deadline = Deadline.after(60)
-        assert learner.wait_level(deadline)
-        while learner._thread.is_alive() and not deadline.is_over():
-            run.train(1)  # one of these steps is not sent before the next comes
-        assert not learner._thread.is_alive(), "dropped, and refused"
-        assert not learner.finish(1 << 30, deadline)
+        link = SlowLink(source, loop)
+        learner = LiveLearner(newcomer.state, link.dial)
+        learner.start()
+        limit = Deadline.after(300)
+        while not source.has_learners and not limit.is_over():
+            time.sleep(0.01)
+        link.bytes_per_s = bytes_per_s
+        while source.has_learners and not limit.is_over():
+            run.train(1)
+            source.wait_for_learners(lambda: False)
+        assert not source.has_learners
+        link.bytes_per_s = 1e9
+        if bytes_per_s:
+            learner._thread.join(limit.left_s())
+            assert not learner._thread.is_alive(), "refused, when it asked again"
+        else:
+            assert learner.wait_level(60.0), "it asked again, and gets all of it"
+        learner.finish(1 << 30, Deadline.after(0.0))
         source.close()
+        link.close()

@@ -59,12 +59,16 @@ class _Stream:
     who: str = ""
     held: set[int] = field(default_factory=set)
     version: int = -1
+    is_whole: bool = False
+    """Whether it has handed over everything."""
     is_level: bool = False
-    """Whether it has handed over everything, and sends faster than the run steps."""
+    """Whether it had done so before its last message, and sends faster than the run
+    steps: what is still to come then is a step at most."""
 
     def begin(self, who: str) -> None:
         """Take it from a source from the beginning: it has missed steps since."""
-        self.who, self.held, self.version, self.is_level = who, set(), -1, False
+        self.who, self.held, self.version = who, set(), -1
+        self.is_whole = self.is_level = False
 
 
 class LiveLearner:
@@ -83,7 +87,9 @@ class LiveLearner:
         self._moments = OptimizerPart(state.model, state.optimizer)
         self._streams: list[_Stream] = []
         self._news = threading.Condition()
+        self._limit_s = 0.0
         self._deadline = Deadline.after(0.0)
+        """When a newcomer that gets nothing more of the state joins all the same."""
         self._is_over = False
         self._stop: Callable[[], object] | None = None
         self._thread = threading.Thread(
@@ -94,23 +100,42 @@ class LiveLearner:
         """Dial the sources and begin to follow them."""
         self._thread.start()
 
-    def wait_level(self, deadline: Deadline) -> bool:
-        """Return True when the state here follows the run; False if it cannot."""
-        self._deadline = deadline
-        return self._wait(lambda: all(s.is_level for s in self._streams), deadline)
+    def wait_level(self, limit_s: float) -> bool:
+        """Return True when the state here follows the run; False if it cannot.
+
+        It cannot if nothing more of the state comes for ``limit_s``.
+        """
+        with self._news:
+            self._limit_s = limit_s
+            self._deadline = Deadline.after(limit_s)
+            while not self._is_over:
+                if self._streams and all(s.is_level for s in self._streams):
+                    return True
+                if self._deadline.is_over():
+                    return False
+                self._news.wait(min(0.5, self._deadline.left_s()))
+        return False
 
     def _say(self, text: str) -> None:
         """Tell the user what has become of a source, and how long this may take."""
         left_s = self._deadline.left_s()
-        end = f" (it joins within {left_s:.0f} s all the same)" if left_s > 0 else ""
-        self._tell(f"joining: {text}{end}")
+        end = f" (if nothing more comes, it joins in {left_s:.0f} s all the same)"
+        self._tell(f"joining: {text}{end if left_s > 0 else ''}")
 
     def finish(self, version: int, deadline: Deadline) -> bool:
-        """Stop following; True if the state should be that of ``version``."""
-        found = self._wait(
-            lambda: all(s.is_level and s.version >= version for s in self._streams),
-            deadline,
-        )
+        """Stop following; True if the state should be that of ``version``.
+
+        Waits for the last steps, unless a part of the state is still to come.
+        """
+        found = False
+        with self._news:
+            while not (self._is_over or deadline.is_over()):
+                if not self._streams or not all(s.is_whole for s in self._streams):
+                    break
+                found = all(s.version >= version for s in self._streams)
+                if found:
+                    break
+                self._news.wait(min(0.5, deadline.left_s()))
         with self._news:
             self._is_over = True
             stop = self._stop
@@ -119,16 +144,6 @@ class LiveLearner:
                 stop()
         self._thread.join()
         return found
-
-    def _wait(self, is_true: Callable[[], bool], deadline: Deadline) -> bool:
-        with self._news:
-            while not self._is_over:
-                if self._streams and is_true():
-                    return True
-                if deadline.is_over():
-                    return False
-                self._news.wait(min(0.5, max(0.0, deadline.left_s())))
-        return False
 
     # -- its thread --------------------------------------------------------------------
 
@@ -229,7 +244,10 @@ class LiveLearner:
                 self._apply(step, gradients, new, who)
                 stream.held.update(each.index for each in step.new)
                 stream.version = step.version
-                stream.is_level = not (step.num_left or step.backlog)
+                stream.is_level = stream.is_whole and not step.backlog
+                stream.is_whole = not step.num_left
+                if step.new:
+                    self._deadline = Deadline.after(self._limit_s)
             self._news.notify_all()
         reach("join:log" if gradients else "join:hand")
 

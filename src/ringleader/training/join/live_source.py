@@ -2,8 +2,10 @@
 
 A coroutine on the control thread hands over parameter after parameter, each as it is
 between two steps of the optimizer, whenever the link is free. Hooks of the optimizer
-keep the gradients of what a learner has already. The training never waits for a
-learner: one that does not keep up is dropped, and gets the state by pause and copy.
+keep the gradients of what a learner has already. When a learner does not keep up, steps
+wait until it has got its share of the link, half for gradients and half for state: that
+is about the speed of the run when it is a member, and nobody stands still while it
+copies the whole state. One whose link takes nothing, or next to nothing, is dropped.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import contextlib
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -43,17 +46,18 @@ from ringleader.training.state.replicated_state import ReplicatedState
 
 _log = logging.getLogger(__name__)
 
-MAX_BACKLOG: Final = 6
-"""A learner that is so many times the parameters behind is dropped: to copy all, with
-the state of an optimizer, is faster."""
+STALLED_S: Final = 5.0
+"""Steps do not wait longer for a learner whose link takes no byte."""
 
-LEAST_BACKLOG_BYTES: Final = 64 << 20
+SLOWEST: Final = 2.5e5
+"""Bytes per second of a link below which no step waits for a learner."""
 
 MAX_LEARNERS: Final = 4
 HELLO_BYTES: Final = 4096
 _CHUNK_BYTES: Final = 1 << 18
 _STEPPING_S: Final = 0.002
 """How long to wait before the optimizer is looked at again, while it steps."""
+_POLL_S: Final = 0.01
 
 
 class LiveSource:
@@ -72,8 +76,6 @@ class LiveSource:
         """The last version whose step of the optimizer was seen to end."""
         self._pace = pace
         self._learners: list[Learner] = []
-        num_bytes = sum(parameter.nbytes for _, parameter in self._parameters)
-        self._max_backlog = max(MAX_BACKLOG * num_bytes, LEAST_BACKLOG_BYTES)
         self._too_slow: set[Incarnation] = set()
         """Processes that were dropped: they join by copying."""
         self._hooks: list[Any] = []
@@ -126,13 +128,29 @@ class LiveSource:
             reach("join:log")
             learner.put(Step(self._applied, learner.groups, learner.gradients))
             learner.gradients, learner.groups = {}, b""
-            if learner.backlog > self._max_backlog:
-                _log.warning(
-                    "%s is too slow to follow the run: it copies", learner.name
-                )
-                self._too_slow.add(learner.life)
-                learner.cut()
-                self._forget(learner)
+
+    def wait_for_learners(self, must_go_on: Callable[[], bool]) -> None:
+        """Wait until every slow learner has its share, or until ``must_go_on``.
+
+        Call it between two steps: nothing is computed or reduced meanwhile.
+        """
+        began_s = time.monotonic()
+        for learner in list(self._learners):
+            limit_s = STALLED_S + learner.owed / SLOWEST
+            while learner.owed and learner in self._learners and not must_go_on():
+                now_s = time.monotonic()
+                if now_s - began_s > limit_s:
+                    text = "%s is too slow to follow the run: it copies"
+                    _log.warning(text, learner.name)
+                    self._too_slow.add(learner.life)
+                    self._drop(learner)
+                elif now_s - max(began_s, learner.moved_s) > STALLED_S:
+                    self._drop(learner)
+                time.sleep(_POLL_S)
+
+    def _drop(self, learner: Learner) -> None:
+        learner.cut()
+        self._forget(learner)
 
     def skipped(self, version: int) -> None:
         """Tell learners of a version that needed no step of the optimizer, if it did
@@ -202,7 +220,7 @@ class LiveSource:
                     empty = msgspec.structs.replace(
                         header, gradients=(), new=(), backlog=learner.backlog
                     )
-                    await self._send(writer, empty, ())
+                    await self._send(writer, learner, empty, ())
                 continue
             if step is None:
                 return
@@ -214,7 +232,7 @@ class LiveSource:
                 num_left=len(learner.todo),
                 backlog=learner.backlog - step.num_bytes,
             )
-            await self._send(writer, header, list(step.gradients.values()))
+            await self._send(writer, learner, header, list(step.gradients.values()))
             learner.sent(step)
 
     async def _hand_over_next(
@@ -226,7 +244,7 @@ class LiveSource:
             return None
         header, payload = handed
         reach("join:hand")
-        await self._send(writer, header, payload)
+        await self._send(writer, learner, header, payload)
         return header
 
     def _read_next(self, learner: Learner) -> tuple[StepHeader, list[Tensor]] | None:
@@ -258,6 +276,7 @@ class LiveSource:
     async def _send(
         self,
         writer: asyncio.StreamWriter,
+        learner: Learner,
         header: StepHeader,
         payload: Sequence[Tensor],
     ) -> None:
@@ -268,6 +287,7 @@ class LiveSource:
                 chunk = view[begin : begin + _CHUNK_BYTES]
                 framing.write(writer, chunk)
                 await writer.drain()
+                learner.moved(len(chunk))
                 await self._pace.sent(len(chunk))
 
     def _refusal(self, hello: LearnerHello, life: Incarnation) -> str:
