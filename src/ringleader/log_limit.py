@@ -27,6 +27,7 @@ STANDARD_ERROR = 2
 MAX_PRINTED = 16 << 10
 PRINTED_PER_S = 10.0
 """Characters: 36 KB in an hour."""
+_TRACEBACK = "Traceback (most recent call last):"
 
 
 class LogLimit(logging.Filter):
@@ -74,22 +75,34 @@ def limited_logs(*names: str) -> Iterator[None]:
 class LimitedText(io.TextIOBase):
     """A stream that passes on what libraries print: so much at once, then little.
 
-    gRPC prints a traceback for calls whose client has gone, without a logger.
+    gRPC prints a traceback for calls whose client has gone, without a logger. Such a
+    text is passed on as a whole, or not at all.
     """
 
     def __init__(self, target: TextIO) -> None:
         self._target = target
         self._limiter = RateLimiter(per_s=PRINTED_PER_S, burst=MAX_PRINTED)
+        self._begun = ""
+        """A traceback whose last line has not come."""
 
     def write(self, text: str, /) -> int:
         """Pass on a text, or drop it."""
-        if not self._limiter.wait_s("", time.monotonic(), len(text)):
-            self._target.write(text)
+        self._begun += text
+        if not _is_begun(self._begun) or len(self._begun) > MAX_PRINTED:
+            whole, self._begun = self._begun, ""
+            if not self._limiter.wait_s("", time.monotonic(), len(whole)):
+                self._target.write(whole)
         return len(text)
 
     def flush(self) -> None:
         """Flush the stream behind."""
         self._target.flush()
+
+
+def _is_begun(text: str) -> bool:
+    """Return whether more lines of the traceback in ``text`` are to come."""
+    last = text.rstrip("\n").rpartition("\n")[2]
+    return text.startswith(_TRACEBACK) and last.startswith((" ", _TRACEBACK))
 
 
 def start_anew_if_long(path: Path) -> None:

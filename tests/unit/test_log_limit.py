@@ -7,6 +7,7 @@ import io
 import logging
 import sys
 import time
+import traceback
 
 import pytest
 
@@ -25,6 +26,25 @@ def test_what_libraries_print_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
         now_s = 60.0
         sys.stderr.write("again")
     assert found.getvalue().endswith("again")
+
+
+def test_a_traceback_is_printed_as_a_whole_or_not_at_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    found = io.StringIO()
+    with contextlib.redirect_stderr(LimitedText(found)):
+        for _ in range(10_000):
+            now_s += 1.0  # there is soon room for a first line again
+            try:
+                raise OSError("its client has gone")
+            except OSError:
+                traceback.print_exc()
+    begun = found.getvalue().count("Traceback (most")
+    assert (
+        0 < begun == found.getvalue().count("OSError: its client has gone\n") < 10_000
+    )
 
 
 def test_a_flood_of_records_is_cut_and_counted(
