@@ -272,7 +272,7 @@ def test_checkpoints_over_grpc() -> None:
 
 
 def test_a_long_list_of_peers_comes_in_parts() -> None:
-    """ZF-12: no list of workers comes near the limit of a message."""
+    """ZF-12: and a worker puts them together again."""
 
     async def scenario() -> None:
         async with coordinator() as server:

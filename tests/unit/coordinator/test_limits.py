@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from ringleader.coordinator.client.channel import MAX_UPDATE_BYTES
 from ringleader.coordinator.registry import limits
+from ringleader.coordinator.registry.records import PeerChanges, Worker
+from ringleader.coordinator.server.service import render
 from ringleader.errors import ConfigError
 
 
@@ -53,3 +56,16 @@ def test_other_fields_that_are_refused() -> None:
     for path in ("", "a\nb", "\u00f6" * 513):
         with refused("path"):
             limits.check_path(path)
+
+
+def test_no_list_of_workers_comes_near_the_limit_of_a_message() -> None:
+    """ZF-12: neither by its number of workers nor by what each of them says."""
+    longest = tuple(f"{'h' * 250}.{n:02}:65535" for n in range(limits.MAX_ADDRESSES))
+    most = [
+        Worker(n, "w" * limits.MAX_ID, "1" * limits.MAX_ID, longest)
+        for n in range(2000)
+    ]
+    messages = render(PeerChanges(1, is_snapshot=True, joined=tuple(most)))
+    assert sum(len(each.joined) for each in messages) == len(most)
+    assert sum(each.ByteSize() for each in messages) > MAX_UPDATE_BYTES
+    assert max(each.ByteSize() for each in messages) < MAX_UPDATE_BYTES / 2

@@ -221,6 +221,31 @@ def test_folders_of_pictures_are_split_and_named(tmp_path: Path) -> None:
     assert ((images.mean(dim=(1, 2, 3)) > 0) == labels.bool()).all()
 
 
+def test_pictures_for_tests_are_those_of_their_folder(tmp_path: Path) -> None:
+    """CS-12: nothing is trained on what it is tested with."""
+    image = pytest.importorskip("PIL.Image")
+    for split, shades in (("train", (10, 240)), ("test", (60, 190))):
+        for shade, name in zip(shades, ("cat", "dog"), strict=True):
+            (tmp_path / split / name).mkdir(parents=True)
+            made = image.fromarray(np.full((28, 28), shade, np.uint8))
+            made.save(tmp_path / split / name / "1.png")
+    task = load_task(f"images:{tmp_path}")
+    images, _ = task.samples("train").batch(torch.arange(2))
+    others, labels = task.samples("test").batch(torch.arange(2))
+
+    assert labels.tolist() == [0, 1]
+    darkest = torch.cat([images, others]).mean(dim=(1, 2, 3)).argsort()
+    assert darkest.tolist() == [0, 2, 3, 1], "as the shades are"
+
+
+def test_a_class_that_is_in_the_test_data_only_is_refused(tmp_path: Path) -> None:
+    """CS-12: the number of classes is counted, not guessed."""
+    idx_directory(tmp_path)
+    idx(tmp_path / "t10k-labels-idx1-ubyte", (4,), bytes([0, 1, 3, 1]))
+    with pytest.raises(ConfigError, match="label 3 in test, none above 2 in train"):
+        load_task(f"images:{tmp_path}").samples("test")
+
+
 class Lazy:
     """A dataset that reads lazily."""
 
