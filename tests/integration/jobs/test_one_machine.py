@@ -60,6 +60,17 @@ class Screen:
         os.set_blocking(self.ours, False)
         self.text = ""
 
+    def shows(self, home: Path, folder: Path, *words: str) -> subprocess.Popen[bytes]:
+        """Start ``ringleader run`` in it."""
+        return subprocess.Popen(
+            [*RINGLEADER, "run", *words],
+            cwd=folder,
+            env={**os.environ, "RINGLEADER_HOME": str(home)},
+            stdin=self.theirs,
+            stdout=self.theirs,
+            stderr=self.theirs,
+        )
+
     def read(self) -> str:
         with contextlib.suppress(OSError):  # nothing to read now
             self.text += os.read(self.ours, 1 << 16).decode(errors="replace")
@@ -87,14 +98,7 @@ def test_rank_0_has_a_terminal_and_ctrl_c_stops_all(
     project = tmp_path / "Projekt"
     project.mkdir()
     (project / "train.py").write_text(SCRIPT)
-    command = subprocess.Popen(
-        [*RINGLEADER, "run", "--nproc-per-node", "2", "train.py", "3600"],
-        cwd=project,
-        env={**os.environ, "RINGLEADER_HOME": str(home)},
-        stdin=subprocess.DEVNULL,
-        stdout=screen.theirs,
-        stderr=screen.theirs,
-    )
+    command = screen.shows(home, project, "--nproc-per-node", "2", "train.py", "3600")
     try:
         screen.wait_for(r"desk:0 \| \x1b\[0mrank 0 of 2 terminal True")
         screen.wait_for(r"desk:1 \| \x1b\[0mrank 1 of 2 terminal False")
@@ -269,14 +273,7 @@ def test_a_job_that_another_machine_has_just_started_is_shown_or_asked_about(
     finally:
         viewer.process.kill()
         viewer.process.communicate()
-    asked = subprocess.Popen(
-        [*RINGLEADER, "run", "train.py"],
-        cwd=project,
-        env={**os.environ, "RINGLEADER_HOME": str(home)},
-        stdin=screen.theirs,
-        stdout=screen.theirs,
-        stderr=screen.theirs,
-    )
+    asked = screen.shows(home, project, "train.py")
     try:
         screen.wait_for(r"desk \(aaaa-aaaa\) has just started.*\(again\)\?")
         os.write(screen.ours, b"again\n")
