@@ -145,6 +145,27 @@ def test_namespaces_count_as_hosts_and_ranks_of_one_share_memory(
     assert len({rank[0]["choice"] for rank in of_two_hosts}) == 1, "all choose alike"
 
 
+ANNOUNCED = """
+import sys
+from types import SimpleNamespace
+from ringleader.groups.store_rendezvous import own_address
+print(own_address(SimpleNamespace(host=sys.argv[1], port=29500)))
+"""
+
+
+def test_a_rank_announces_the_address_at_which_others_reach_it(
+    warm_python: WarmPython,
+) -> None:
+    """FT-8: not that of loopback, if the store is on another host."""
+    with lan(hosts=2) as net:
+        ranks = [
+            warm_python.popen("-c", ANNOUNCED, store.address, namespace=host.name)
+            for host, store in (net.hosts, net.hosts[::-1])
+        ]
+        said = [rank.communicate(timeout=120)[0].strip() for rank in ranks]
+    assert said == [host.address for host in net.hosts]
+
+
 @pytest.mark.slow
 def test_a_hierarchy_sends_every_byte_out_of_a_host_once(of_two_hosts: Answers) -> None:
     # A ring of two hosts sends S from each per all_reduce; the frames of TCP add a few
