@@ -2,7 +2,8 @@
 
 Trainer and SFTTrainer gather numbers in every step, at every log and at the end. Three
 real ranks each; one kills itself when a step begins, in the middle of a backward, or
-before the losses of the last steps are gathered.
+before the losses of the last steps are gathered. In Lightning with a limit of time,
+rank 0 broadcasts an object in every step.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ SIZE, WITHIN_S = 3, 2700.0
 KINDS = ("trainer", "sft")
 TIMES = ("begin", "backward", "last log")
 SCENARIOS = [(kind, rank, when) for kind in KINDS for rank in (0, 1) for when in TIMES]
-ALL = [*((kind, None, "never") for kind in KINDS), *SCENARIOS]
+LIGHTNING = [("lightning", None, "never"), ("lightning", 0, "backward")]
+ALL = [*((kind, None, "never") for kind in KINDS), *SCENARIOS, *LIGHTNING]
 
 
 @pytest.fixture(scope="module")
@@ -74,3 +76,14 @@ def test_a_trainer_goes_on_without_a_rank(
     assert first["saved"] == ["model.safetensors"], "the lowest rank that is alive"
     assert first["read"] == first["weights"]
     assert second["saved"] == []
+
+
+def test_fit_of_lightning_ends_without_rank_0(ended: dict[Any, Path]) -> None:
+    whole, lost = LIGHTNING
+    full = results(ended[whole], None)[0]
+    first, second = results(ended[lost], 0)
+    assert first["weights"] == second["weights"]
+    assert first["losses"] == second["losses"]
+    assert len(first["losses"]) == len(full["losses"]) == 6
+    assert full["losses"][-1] < 0.9 * full["losses"][0], "it learns"
+    assert first["losses"][-1] == pytest.approx(full["losses"][-1], rel=0.15)

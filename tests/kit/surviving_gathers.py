@@ -1,14 +1,15 @@
 """Gathers of three ranks, one of which dies in the middle of gathering objects.
 
-``surviving_gathers.py FOLDER``: rank 1 ends after the lengths of its objects were
-gathered and before the objects are; the others write what they get then and later.
+``surviving_gathers.py FOLDER gather|broadcast``: rank 1 ends after the lengths of its
+objects were gathered, or broadcast, and before the objects are; the others write what
+they get then and later.
 """
 
 import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.fsdp import fully_shard
+
+from ringleader.backend.living_collectives import Broadcast
+from ringleader.groups.group import Group
+from ringleader.groups.work import Work
 
 DYING = 1
 
@@ -36,6 +41,20 @@ def die_between_lengths_and_objects() -> None:
         original(outs, tensor, group)
 
     c10d.all_gather = all_gather  # type: ignore[assignment]
+
+
+def die_at_the_second_broadcast() -> None:
+    original, calls = Broadcast.start, []
+
+    def start(
+        self: Broadcast, group: Group, live: Sequence[int], outs: Sequence[Tensor]
+    ) -> list[Work]:
+        calls.append(1)
+        if len(calls) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(self, group, live, outs)
+
+    Broadcast.start = start  # type: ignore[method-assign]
 
 
 def refused(call: Callable[[], object]) -> str:
@@ -72,6 +91,20 @@ def main() -> None:
     folder = Path(sys.argv[1])
     dist.init_process_group("ringleader")
     rank = dist.get_rank()
+    if sys.argv[2] == "broadcast":
+        if rank == DYING:
+            die_at_the_second_broadcast()
+        later = {}
+        for turn in range(2):
+            given = [the_object(rank), turn]
+            dist.broadcast_object_list(given, src=DYING)
+            later[turn] = given
+        nothing: list[Any] = [None, None]
+        error = refused(lambda: dist.broadcast_object_list(nothing, src=DYING))
+        found = {"objects": later, "error": error}
+        (folder / f"{rank}.json").write_text(json.dumps(found))
+        dist.destroy_process_group()
+        return
     sharded = nn.Linear(6, 3)
     fully_shard(sharded)
     if rank == DYING:
@@ -89,7 +122,6 @@ def main() -> None:
         return out
 
     found["refused"] = {
-        "object": refused(lambda: dist.broadcast_object_list([None], src=DYING)),
         "fsdp": refused(lambda: sharded(torch.ones(6))),
         "reduce_scatter": refused(scatter),
         "after it": refused(lambda: gathers(rank)),

@@ -2,8 +2,9 @@
 
 Rank and size stay as they were at the start. all_reduce, broadcast, reduce, barrier and
 gathers run among the living (survivors.py). In a gather, a lost rank has the part that
-the next live rank gave: means stay means, and objects stay readable. All else, where a
-lost rank has a part that nobody else has, raises PeerLost.
+the next live rank gave: means stay means, and objects stay readable. What a lost rank
+would broadcast, the lowest live rank does. All else, where a lost rank has a part that
+nobody else has, raises PeerLost.
 """
 
 from __future__ import annotations
@@ -89,8 +90,6 @@ _SHARDED: Final = (
 )
 """Modules whose gathers and broadcasts collect parts of a model: another rank's part in
 the place of a lost one would be a wrong model."""
-_OBJECTS: Final = ("broadcast_object_list",)
-"""Functions of torch that broadcast what only the source has."""
 
 
 class SurvivingGroup(RingleaderGroup):
@@ -102,6 +101,8 @@ class SurvivingGroup(RingleaderGroup):
     """Whether the script has used reduce_scatter, as those that shard a model do."""
     _told: frozenset[int] = frozenset()
     """The lost ranks whose parts the user was told of."""
+    _told_sources: frozenset[int] = frozenset()
+    """The lost ranks of whose objects the user was told."""
 
     @classmethod
     def wrap(
@@ -140,12 +141,57 @@ class SurvivingGroup(RingleaderGroup):
 
     def broadcast(self, tensors: Any, opts: Any = None, **named: Any) -> BackendWork:
         opts = options_of(BroadcastOptions, opts, named)
-        tensor, root = single_tensor(tensors, "broadcast"), opts.rootRank
-        collective = Broadcast(_sources([tensor]), root)
-        results = self._complete(collective)
-        if root not in self.survivors.contributors:
-            self._refuse_parts("broadcast", root)
-        return self._deliver([tensor], results)
+        tensor = single_tensor(tensors, "broadcast")
+        _, result = self._broadcast("broadcast", tensor, opts.rootRank)
+        return self._deliver([tensor], [result])
+
+    def _broadcast(self, name: str, tensor: Tensor, root: int) -> tuple[int, Tensor]:
+        """Return whose values all have now, and the values."""
+        (result,) = self._complete(Broadcast(_sources([tensor]), root))
+        present = self.survivors.contributors
+        if root not in present:
+            self._refuse_parts(name, root)
+            root = min(present)
+        return root, result
+
+    def broadcast_objects(self, objects: list[Any], root: int) -> None:
+        """Copy the objects of ``root`` to all; of the lowest live rank if it was lost.
+
+        All serialize theirs, as each may have to. Lengths and contents that two ranks
+        gave, since one was lost between them, are sent anew. Raises PeerLost if the
+        lowest rank has None only, as programs pass that just receive.
+        """
+        name, here = "broadcast_object_list", torch.device("cpu")
+        write: Any = c10d._object_to_tensor
+        read: Any = c10d._tensor_to_object
+        mine, sizes = map(
+            torch.cat,
+            zip(*(write(each, here, self) for each in objects), strict=True),
+        )
+        giver, teller = -1, -2
+        lengths: list[int] = []
+        data = torch.empty(0)
+        while giver != teller:
+            teller, result = self._broadcast(name, sizes, root)
+            lengths = result.tolist()
+            data = torch.zeros(sum(lengths), dtype=torch.uint8)
+            if teller == self.rank():
+                data = mine
+            giver, data = self._broadcast(name, data, root)
+        if giver != self.rank():
+            parts = zip(torch.split(data, lengths), lengths, strict=True)
+            objects[:] = [read(p, n, self) for p, n in parts]
+        if giver == root:
+            return
+        if all(each is None for each in objects):
+            text = f"was lost, and {name} needs its objects: rank {giver} gives None"
+            raise PeerLost(root, f"{text}; restart the script from a checkpoint")
+        if root not in self._told_sources:
+            text = (
+                "ringleader: in place of lost rank %d, rank %d broadcasts its objects"
+            )
+            _log.warning(text, root, giver)
+            self._told_sources |= {root}
 
     def barrier(self, opts: Any = None) -> BackendWork:
         return self._run([], Barrier())
@@ -315,8 +361,6 @@ def _only_there() -> str:
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
-        if module == c10d.__name__ and frame.f_code.co_name in _OBJECTS:
-            return "its object"
         if f"{module}.".startswith(tuple(f"{each}." for each in _SHARDED)):
             return "the lost part of the model"
         frame = frame.f_back

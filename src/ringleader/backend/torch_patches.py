@@ -2,8 +2,10 @@
 
 ``monitored_barrier`` refuses every backend but Gloo, and ``_set_pg_timeout`` ignores
 every backend but Gloo and NCCL, by comparing names. The patches call our groups'
-methods. Asynchronous checkpoints get a group of their own, and so does the reducer of
-DistributedDataParallel. For all other groups torch's own code runs unchanged.
+methods. So does ``broadcast_object_list`` where a group survives the loss of ranks:
+torch's serializes only the objects of the source. Asynchronous checkpoints get a group
+of their own, and so does the reducer of DistributedDataParallel. For all other groups
+torch's own code runs unchanged.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from ringleader.backend import async_checkpoints, ddp_reducer
 def install() -> None:
     """Replace the functions. Called once, when the backend is registered."""
     barrier, set_timeout = c10d.monitored_barrier, c10d._set_pg_timeout
+    objects = c10d.broadcast_object_list
 
     @wraps(barrier)
     def monitored_barrier(
@@ -42,6 +45,25 @@ def install() -> None:
         chosen: Any = group or c10d._get_default_group()
         chosen.set_timeout(timeout)
 
+    @wraps(objects)
+    def broadcast_object_list(
+        object_list: list[Any],
+        src: int | None = None,
+        group: Any = None,
+        device: Any = None,
+        group_src: int | None = None,
+    ) -> None:
+        chosen: Any = (group or c10d._get_default_group()) if _is_ours(group) else None
+        if not hasattr(chosen, "broadcast_objects"):
+            objects(object_list, src, group, device, group_src)
+            return
+        if src is None and group_src is None:
+            src = 0
+        root = c10d._canonicalize_group_rank(chosen, src, group_src)
+        chosen.broadcast_objects(object_list, root)
+
+    c10d.broadcast_object_list = broadcast_object_list
+    dist.broadcast_object_list = broadcast_object_list
     c10d.monitored_barrier = dist.monitored_barrier = monitored_barrier
     c10d._set_pg_timeout = _set_pg_timeout
     async_checkpoints.install(_is_ours)

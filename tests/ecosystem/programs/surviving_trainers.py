@@ -16,10 +16,14 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import lightning
 import torch
 from datasets import Dataset
 from report import digest
 from tiny_models import causal_model, tokenizer
+from torch import Tensor
+from torch.utils.data import DataLoader
+from toy import examples, loss_of, network
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from trl import SFTConfig, SFTTrainer
 
@@ -95,9 +99,52 @@ def make_trainer(kind: str, out: Path, rank: int) -> Trainer:
     )
 
 
+class Module(lightning.LightningModule):
+    """Kills its process in the backward of a step, if it is to die."""
+
+    def __init__(self, dies: bool) -> None:
+        super().__init__()
+        self.network, self.dies, self.losses = network(), dies, list[float]()
+
+    def training_step(self, batch: list[Tensor], _: int) -> Tensor:
+        loss = loss_of(self.network(batch[0]), batch[1])
+        self.log("loss", loss, sync_dist=True, on_epoch=True, on_step=False)
+        if self.dies and self.current_epoch == 2:
+            loss.register_hook(die)
+        return loss
+
+    def on_train_epoch_end(self) -> None:
+        self.losses.append(float(self.trainer.callback_metrics["loss"]))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.network.parameters(), lr=0.1)
+
+
+def fit(out: Path, rank: int, dies: bool) -> None:
+    """Lightning, with a limit of time: rank 0 broadcasts whether it is over."""
+    module = Module(dies)
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        devices=1,
+        num_nodes=SIZE,
+        strategy="ddp",
+        max_epochs=6,
+        max_time={"hours": 1},
+        logger=False,
+        default_root_dir=out,
+        enable_progress_bar=False,
+    )
+    trainer.fit(module, DataLoader(examples(), batch_size=8))
+    found = {"losses": module.losses, "weights": digest(module.network)}
+    (out / f"rank{rank}.json").write_text(json.dumps(found))
+
+
 def train(kind: str, when: str, dies: bool) -> None:
     out, rank = Path(os.environ["SURVIVING_OUT"]), int(os.environ["RANK"])
     torch.manual_seed(0)
+    if kind == "lightning":
+        fit(out, rank, dies)
+        return
     trainer = make_trainer(kind, out, rank)
     if dies:
         trainer.add_callback(Death(when))
@@ -124,6 +171,8 @@ def fork(scenario: dict[str, Any], rank: int, environment: dict[str, str]) -> in
     status = 1
     folder = scenario["folder"]
     alone = {
+        "GROUP_RANK": str(rank),
+        "TORCHELASTIC_RUN_ID": "training",
         "LOCAL_RANK": "0",
         "LOCAL_WORLD_SIZE": "1",
         "RINGLEADER_DEFAULT": "1",

@@ -35,10 +35,12 @@ WITHIN_S = 400.0
 SCRIPT = surviving_script.__file__
 
 
-def start(warm: WarmPython, folder: Path, script: str = SCRIPT) -> list[WarmProcess]:
+def start(
+    warm: WarmPython, folder: Path, script: str = SCRIPT, word: str = str(STEPS)
+) -> list[WarmProcess]:
     """Start all ranks, without an agent."""
     return [
-        warm.popen(script, str(folder), str(STEPS), env={**os.environ, **each})
+        warm.popen(script, str(folder), word, env={**os.environ, **each})
         for each in environments(folder, SIZE)
     ]
 
@@ -195,7 +197,7 @@ def test_gathers_have_the_part_of_the_next_rank_in_place_of_a_lost_one(
     warm_python: WarmPython, tmp_path: Path
 ) -> None:
     """Rank 1 dies between the lengths and the objects of all_gather_object."""
-    ranks = start(warm_python, tmp_path, surviving_gathers.__file__)
+    ranks = start(warm_python, tmp_path, surviving_gathers.__file__, "gather")
     output = [each.communicate(WITHIN_S)[0] for each in ranks]
     for rank in (0, 2):
         said = output[rank]
@@ -213,7 +215,6 @@ def test_gathers_have_the_part_of_the_next_rank_in_place_of_a_lost_one(
         assert found["gather"] == (parts if rank == 2 else [])
         assert found["broadcast_object_list"] == objects[:1]
         reasons = {
-            "object": "broadcast needs its object, which nobody else has",
             "fsdp": "needs the lost part of the model, which nobody else has",
             "reduce_scatter": "needs all ranks",
             "after it": "all_gather needs the lost part of the model",
@@ -221,6 +222,23 @@ def test_gathers_have_the_part_of_the_next_rank_in_place_of_a_lost_one(
         for call, reason in reasons.items():
             assert "PeerLost: rank 1: was lost" in found["refused"][call]
             assert reason in found["refused"][call]
+
+
+def test_the_lowest_rank_broadcasts_objects_in_place_of_a_lost_source(
+    warm_python: WarmPython, tmp_path: Path
+) -> None:
+    """Rank 1 dies between the lengths and the objects, which are longer than its."""
+    ranks = start(warm_python, tmp_path, surviving_gathers.__file__, "broadcast")
+    output = [each.communicate(WITHIN_S)[0] for each in ranks]
+    for rank in (0, 2):
+        said = output[rank]
+        assert ranks[rank].returncode == 0, said
+        assert said.count("lost rank 1, rank 0 broadcasts its objects") == 1, said
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        objects = {str(t): [surviving_gathers.the_object(0), t] for t in range(2)}
+        assert found["objects"] == objects
+        assert found["error"].startswith("PeerLost: rank 1: was lost")
+        assert "needs its objects: rank 0 gives None" in found["error"]
 
 
 @pytest.mark.slow
