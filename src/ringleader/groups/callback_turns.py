@@ -132,7 +132,7 @@ def _serve(
             run(turn.jobs.popleft())
             limit = Deadline.after(TURN_S)
         elif limit.is_over():
-            text = "a callback of a future takes over %g s; other operations go on"
+            text = "ringleader: a callback of a future takes over %g s; others go on"
             _log.warning(text, TURN_S)
             turn.end()
         elif not pause():

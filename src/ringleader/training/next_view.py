@@ -67,14 +67,14 @@ def next_view(
                 _find_state(session, found, lost, recover)
             else:
                 lost = Deadline.after(LOST_S)
-                _log.warning("waiting: %s", found.plan.pause_reason)
+                _log.warning("ringleader: waiting: %s", found.plan.pause_reason)
                 leave_pause(session, found)
             limit = Deadline.after(options.min_members_wait_s)
         elif num_members >= options.min_members:
             return found
         else:
             text = f"{num_members} of at least {options.min_members} members"
-            _log.warning("waiting: %s", text)
+            _log.warning("ringleader: waiting: %s", text)
             if not _comes_within(session, found, limit):
                 text = f"elastic: {text} after {limit.after_s:g} s"
                 raise TooFewMembers(f"{text}; start more machines")
@@ -113,7 +113,9 @@ def wait_for_others(session: ViewSession) -> bool:
                 text = f"{text} not ended, start this machine again"
                 raise DeadlineExceeded("other members", text)
         elif meet.is_over():
-            _log.warning("not all machines came in time; beginning without them")
+            _log.warning(
+                "ringleader: not all machines came in time; beginning without them"
+            )
             break
     return True
 
@@ -148,7 +150,7 @@ def leave_pause(session: ViewSession, paused: InstalledView) -> None:
         if peers is not None and peers.is_over:
             raise Expelled("the others have finished the run while this process waited")
         if told.is_over():
-            _log.warning("still waiting: %s", paused.plan.pause_reason)
+            _log.warning("ringleader: still waiting: %s", paused.plan.pause_reason)
             told = Deadline.after(NO_VIEW_S)
 
 
@@ -162,7 +164,8 @@ def _find_state(
     names = ", ".join(paused.names)
     text = f"the machines that are here ({names}) have no complete state of the run"
     _log.warning(
-        "waiting: %s; loading the newest checkpoint, or giving up, in %.0f s",
+        "ringleader: waiting: %s; loading the newest checkpoint, or giving up, "
+        "in %.0f s",
         text,
         lost.left_s(),
     )

@@ -115,10 +115,14 @@ class PlanExecution:
             )
         for name, holder, target in done.repaired:
             machines = installed.names[target], installed.names[holder]
-            _log.warning("%s on %s differed from that on %s: copied", name, *machines)
+            _log.warning(
+                "ringleader: %s on %s differed from that on %s: copied", name, *machines
+            )
         if done.refused:
             for rank, why in done.refused.items():
-                _log.warning("%s does not take part: %s", installed.names[rank], why)
+                _log.warning(
+                    "ringleader: %s does not take part: %s", installed.names[rank], why
+                )
             raise ViewChanged  # those that refused leave the run
         return is_new
 

@@ -165,7 +165,7 @@ class ViewSession:
 
     def expelled(self, why: str) -> None:
         """Give up the group: the others have gone on."""
-        _log.warning("the others went on without this process: %s", why)
+        _log.warning("ringleader: the others went on without this process: %s", why)
         with self.lock:
             if self._installed is not None:
                 self._installed.abort(why)

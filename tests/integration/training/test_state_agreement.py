@@ -88,7 +88,9 @@ def test_a_flipped_bit_is_found_named_and_repaired(
             (text for text in texts if "differed" in text),
             key=lambda text: "on m2 differed" in text,
         )
-        assert of_m1.startswith("step 17: model/last.weight on m1 differed from most")
+        assert of_m1.startswith(
+            "ringleader: step 17: model/last.weight on m1 differed from most"
+        )
         assert "on m2 differed" in of_m2
         assert "first.weight" in of_m2, "and what followed from it"
     good, first, second = (aligned for _, aligned, _ in results)

@@ -140,7 +140,7 @@ class LiveSource:
             while learner.owed and learner in self._learners and not must_go_on():
                 now_s = time.monotonic()
                 if now_s - began_s > limit_s:
-                    text = "%s is too slow to follow the run: it copies"
+                    text = "ringleader: %s is too slow to follow the run: it copies"
                     _log.warning(text, learner.name)
                     self._too_slow.add(learner.life)
                     self._drop(learner)

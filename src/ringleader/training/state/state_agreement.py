@@ -75,7 +75,7 @@ class StateAgreement:
         done = repair_state(group, self._state, names=self._names)
         self._is_doubted = False
         for text in reports(done.repaired, self._names):
-            _log.warning("step %d: %s", version, text)
+            _log.warning("ringleader: step %d: %s", version, text)
 
 
 def reports(repaired: Sequence[Repair], names: Sequence[str]) -> list[str]:
