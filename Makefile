@@ -30,7 +30,7 @@ test: setup
 	$(BIN)/python -m pytest -n 4 --dist worksteal -m "not slow"
 
 test-all: setup
-	$(BIN)/python -m pytest -n 4 --dist worksteal
+	$(BIN)/python -m pytest -n 6 --dist worksteal
 
 # With another torch, in an environment of its own: make test-torch VERSION=2.14.1
 VERSION ?= 2.15.0
