@@ -25,9 +25,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/ringleader demo
 
-# Two workers for each core of the smallest machine: tests wait for networks and clocks.
+# Three workers for each core of the smallest machine: tests wait for networks and clocks.
 test: setup
-	$(BIN)/python -m pytest -n 4 --dist worksteal -m "not slow"
+	$(BIN)/python -m pytest -n 6 --dist worksteal -m "not slow"
 
 test-all: setup
 	$(BIN)/python -m pytest -n 6 --dist worksteal

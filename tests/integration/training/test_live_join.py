@@ -119,6 +119,15 @@ class OneByOne(LiveSource):
         return await super()._hand_over_next(writer, learner)
 
 
+class Withholding(LiveSource):
+    """Hands over no parameter: whoever follows it is never level."""
+
+    async def _hand_over_next(
+        self, writer: asyncio.StreamWriter, learner: Learner
+    ) -> StepHeader | None:
+        return None
+
+
 def source_of(
     member: Member,
     version: Callable[[], int] = lambda: 0,
@@ -171,14 +180,14 @@ def test_the_part_of_a_lost_source_is_taken_from_another() -> None:
     for each in members[:2]:
         each.train(2)
     steps = 0
-    slow = source_of(members[0], lambda: steps, OneByOne)
+    slow = source_of(members[0], lambda: steps, Withholding)
     other = source_of(members[1], lambda: steps)
     with control_loop() as loop:
         learner = follow(members[2], [slow, other], loop)
         limit = Deadline.after(100)
         while not slow._learners and not limit.is_over():
             time.sleep(0.01)
-        for _ in range(2):  # two parameters of the first part have come
+        for _ in range(2):
             for each in members[:2]:
                 each.train(1, seed=steps)
             steps += 1
