@@ -5,7 +5,7 @@ here=$(dirname "$(readlink -f "$0")")
 python3 - <<'P'
 import re
 p='pyproject.toml'; s=open(p).read()
-s=re.sub(r'extend-exclude = \[.*?\]', 'extend-exclude = ["**/v1/*_pb2*", "tools/house"]', s)
+s=re.sub(r'extend-exclude = \[.*?\]', 'extend-exclude = ["**/v1/*_pb2*", "house"]', s)
 s=s.replace('module = ["ringleader.coordinator.v1.*", "ringleader.transport.star.v1.*"]','module = ["ringleader.cluster.coordinator.v1.*", "ringleader.net.star.v1.*"]')
 s=s.replace('"src/ringleader/backend/*" = ','"src/ringleader/torch_backend/*" = ')
 open(p,'w').write(s)

@@ -325,7 +325,7 @@ class Mover:
         self.files: dict[str, File] = {}
         src = root / "src" / PKG
         tracked = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=True).stdout.split("\0")
-        self.tracked = [root / t for t in tracked if t and not t.startswith("tools/") and (root / t).is_file()]
+        self.tracked = [root / t for t in tracked if t and not t.startswith("house/") and (root / t).is_file()]
         for path in self.tracked:
             if path.suffix != ".py":
                 continue
