@@ -399,6 +399,47 @@ def test_steps_wait_for_a_learner_whose_link_is_slow() -> None:
         assert torch.equal(parameter, newcomer.model.get_parameter(name)), name
 
 
+class Clock:
+    """Time that passes only while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+class Owing:
+    """A learner that gets a MB in a second, beside all others."""
+
+    def __init__(self, clock: Clock, num_bytes: float) -> None:
+        self._clock, self._num_bytes, self._begin_s = clock, num_bytes, clock.now_s
+
+    @property
+    def moved_s(self) -> float:
+        return self._clock.now_s
+
+    @property
+    def owed(self) -> float:
+        return max(0.0, self._num_bytes - 1e6 * (self._clock.now_s - self._begin_s))
+
+
+def test_a_learner_is_not_dropped_for_the_time_that_another_one_took(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(live_source, "time", clock)
+    source = source_of(Member(1, "adam"))
+    learners: list[Any] = [Owing(clock, 20e6), Owing(clock, 21e6)]
+    source._learners = list(learners)
+    source.wait_for_learners(lambda: False)
+    assert source._learners == learners
+    assert [learner.owed for learner in learners] == [0, 0]
+
+
 @pytest.mark.parametrize(
     ("bytes_per_s", "stalled_s", "slowest"), [(0.0, 0.5, 1.0), (1e5, 0.0, 1e12)]
 )

@@ -134,8 +134,8 @@ class LiveSource:
 
         Call it between two steps: nothing is computed or reduced meanwhile.
         """
-        began_s = time.monotonic()
         for learner in list(self._learners):
+            began_s = time.monotonic()
             limit_s = STALLED_S + learner.owed / SLOWEST
             while learner.owed and learner in self._learners and not must_go_on():
                 now_s = time.monotonic()
